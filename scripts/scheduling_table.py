@@ -51,6 +51,7 @@ BEHAVIOURS = {
     "O7": "several decode steps at once, none too many",
     "P1": "prompts leave decoding requests the gap that these were promised",
     "P2": "where nobody decodes, prompts share a step only as far as that saves time",
+    "P3": "prompts whose promise is lost let those pass whose promise can be kept",
     "F1": "grammars: waits while they compile, masks in the step",
     "F3": "draft tokens are scheduled and verified in one step",
     "F5": "the next step is scheduled while one runs",

@@ -150,6 +150,10 @@ class Gauges:
     num_waiting: int = measured("Requests that wait.", metric="num_requests_waiting")
     num_loading: int = measured("Requests whose KV is on its way.", metric="num_requests_loading")
     queued_prefill_tokens: int = measured("Prompt tokens that wait.", metric="queued_prefill_tokens")
+    deferred_prefill_tokens: int = measured(
+        "Prompt tokens that wait of requests whose first token is later than promised in any case: others pass them.",
+        metric="deferred_prefill_tokens",
+    )
     num_decoding: int = measured("Running requests that are past their prompt.", metric="num_requests_decoding")
     num_context_tokens: int = measured("Tokens that running requests have computed.", metric="num_context_tokens")
 

@@ -40,6 +40,19 @@ share.
 """
 
 
+ERRORS_KEPT_CLEAR = 5.0
+"""Steps are aimed so many mean errors of predictions below the gap. Nine of ten gaps of a request are to keep it, and
+short answers have few: with 3 a fifth of those beside long prompts did not (simulated, two workers on two cores)."""
+
+MAX_ERROR_KEPT_CLEAR = 0.5
+"""As if predictions were never worse: some of the gap is left for prompts in any case."""
+
+
+def aim_share(error: float) -> float:
+    """Of a promised gap, what steps with prompts are aimed at; see ``StepTimeModel.error``."""
+    return 1.0 / (1.0 + ERRORS_KEPT_CLEAR * min(error, MAX_ERROR_KEPT_CLEAR))
+
+
 def core_speed(cores: float, gain: float) -> float:
     """How many times as fast as on its own cores a worker computes on ``cores`` times as many; see ``core_gain``."""
     return 1.0 + gain * (cores - 1.0)

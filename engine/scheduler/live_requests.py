@@ -16,7 +16,7 @@ from engine.scheduler.remote.announcer import Announcer
 from engine.scheduler.remote.leases import BlockLeases
 from engine.scheduler.remote.loads import RemoteKV
 from engine.scheduler.requests.request import Request, RequestState
-from engine.scheduler.requests.request_queue import RequestQueue, make_queue
+from engine.scheduler.requests.request_queue import DeferringQueue, RequestQueue, make_queue
 from engine.scheduler.requests.row_table import RowTable
 from kv_transfer.cache_groups import BlockTables, held_blocks
 from kv_transfer.params import KVTransferParams
@@ -53,7 +53,7 @@ class LiveRequests:
         counters: Counters,
     ) -> None:
         self.live: dict[str, Request] = {}
-        self.waiting: RequestQueue = make_queue(policy)
+        self.waiting = DeferringQueue(policy)
         self.ready: RequestQueue = make_queue(policy)
         self.undecided: RequestQueue = make_queue("fcfs")
         self.compiling: RequestQueue = make_queue("fcfs")

@@ -64,6 +64,7 @@ def take_snapshot(
         num_window_blocks=_num_window_blocks(kv_cache, held_by_group) if kv_cache.has_windows else 0,
         held_blocks_by_group=held_by_group,
         queued_prefill_tokens=live_requests.queued_prefill_tokens + rows.num_prefill_tokens,
+        deferred_prefill_tokens=live_requests.waiting.num_deferred_tokens,
         num_decoding=rows.num_decoding,
         num_context_tokens=rows.num_context_tokens,
         **vars(counters),

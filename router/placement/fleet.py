@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engine.contract.step_time import FIRST_CORE_GAIN, StepTimeModel
+from engine.contract.step_time import FIRST_CORE_GAIN, StepTimeModel, aim_share
 
 FloatArray = npt.NDArray[np.float64]
 SlotArray = npt.NDArray[np.intp]
@@ -22,9 +22,11 @@ class Standing(NamedTuple):
     """One replica at a moment, with what is promised to requests on their way there.
 
     ``num_rows``: streams that it generates, or is to; ``num_context_tokens``: what they read.
+    ``queued_tokens``: of prompts, without the ``deferred_tokens``, which a prompt that is in time passes.
     ``prompt_share``: of its time lately, what went into prompts.
     ``base_s`` and the four behind it are the prices of its steps on its own cores; they hold if ``is_known``, and those
     of prompts if it also ``knows_prompts``.
+    ``aim_share``: of a promised gap, what its steps are aimed at.
     ``core_gain``: see ``StepTimeModel``; nan where nobody knows, 0 where it takes no cores of others.
     ``own_cores``, and ``host_cores``: all that it and the others of its ``host`` share; 0: none. ``max_rows``: as many
     streams as it computes at a time; 0: nobody knows. ``order``: a number by which every router orders replicas.
@@ -48,18 +50,20 @@ class Standing(NamedTuple):
     prompt_read_s: float
     is_known: float
     knows_prompts: float
+    aim_share: float
     core_gain: float = 0.0
     own_cores: float = 0.0
     host_cores: float = 0.0
     host: float = 0.0
     max_rows: float = 0.0
     order: float = 0.0
+    deferred_tokens: float = 0.0
     lost_rows: float = 0.0
     crowding_s: float = 0.0
     is_behind: float = 0.0
 
 
-Prices = tuple[float, float, float, float, float, float, float, float]
+Prices = tuple[float, float, float, float, float, float, float, float, float]
 
 
 def prices_of(model: StepTimeModel, *, has_prompts: bool = True) -> Prices:
@@ -73,6 +77,7 @@ def prices_of(model: StepTimeModel, *, has_prompts: bool = True) -> Prices:
         model.prompt_read_s,
         float(is_known),
         float(is_known and has_prompts),
+        aim_share(model.error) if is_known else 1.0,
         math.nan if model.core_gain is None else model.core_gain,
     )
 
@@ -127,12 +132,14 @@ class Standings(NamedTuple):
     prompt_read_s: FloatArray
     is_known: FloatArray
     knows_prompts: FloatArray
+    aim_share: FloatArray
     core_gain: FloatArray
     own_cores: FloatArray
     host_cores: FloatArray
     host: FloatArray
     max_rows: FloatArray
     order: FloatArray
+    deferred_tokens: FloatArray
     lost_rows: FloatArray
     crowding_s: FloatArray
     is_behind: FloatArray

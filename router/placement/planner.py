@@ -31,6 +31,9 @@ By sums of seconds alone prompts queue for seconds rather than delay the streams
 SLACK_WEIGHT = 0.1
 """What an own second counts of a request that was promised something; what is late counts in full beside it."""
 
+DEFERRED_WEIGHT = 0.1
+"""What a second of prompts counts that are deferred, and so delay nobody who is in time."""
+
 LEANING_MARGIN = 0.05
 """So much less does it seem to cost where a replica leans to the work, when replicas are compared: near ties go where
 the cluster's roles want them. It is no reason for a hand-over.
@@ -134,7 +137,7 @@ def predict(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Predicti
     num_steps = (fleet.queued_tokens + wish.num_prompt_tokens) / CHUNK_TOKENS
     if itl_s is not None:
         least = np.where(fleet.leans_to_prompts > 0, PREFILL.prompt_share, DECODE.prompt_share)
-        beside_streams_s = np.maximum(itl_s - step_s, least * step_s)
+        beside_streams_s = np.maximum(fleet.aim_share * itl_s - step_s, least * step_s)
         num_steps = np.where(fleet.num_rows > 0, np.maximum(prompts_s / beside_streams_s, num_steps), num_steps)
     ttft_s = _not_before_others(fleet, prompts_s + np.ceil(num_steps) * step_s)
     alone_s = step_s + slower_s
@@ -175,7 +178,8 @@ def costs(fleet: Standings, wish: Wish, cached_tokens: FloatArray, *, begins_s: 
     promise, num_tokens = wish.promise, wish.num_new_tokens
     own = 1.0 if promise == NO_PROMISE else SLACK_WEIGHT
     first = FIRST_WEIGHT if promise == NO_PROMISE else own
-    prompt = first * at.ttft_s + own * (fleet.num_rows + fleet.lost_rows) * at.prompt_s
+    deferred_s = fleet.prompt_token_s * fleet.deferred_tokens
+    prompt = first * at.ttft_s + DEFERRED_WEIGHT * deferred_s + own * (fleet.num_rows + fleet.lost_rows) * at.prompt_s
     if (ttft_s := _seconds(promise.ttft_ms)) is not None:
         prompt += LATE_WEIGHT * np.maximum(at.ttft_s - AIM * ttft_s, 0.0)
     stream = num_tokens * (own * at.gap_s + fleet.num_rows * at.slower_s + fleet.crowding_s)

@@ -98,12 +98,13 @@ class Replica:
         standing = Standing(
             self.num_available_blocks,
             self.is_idle,
-            self.queued_tokens,
+            self.queued_tokens - load.deferred_prefill_tokens,
             load.num_decoding + load.num_loading + self.num_reserved_rows,
             load.num_context_tokens + self.reserved_blocks * block_size,
             self.prompt_share.value,
             self.leaning == "prefill",
             *prices_of(load.step_time, has_prompts=num_prompt_tokens(load) >= KNOWN_PROMPT_TOKENS),
+            deferred_tokens=load.deferred_prefill_tokens,
         )
         if info is None or not info.num_host_cores or self.fleet is None:
             return standing

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from engine.contract.config import SchedulerConfig
-from engine.contract.step_time import StepTimeModel, StepWork
+from engine.contract.step_time import StepTimeModel, StepWork, aim_share
 from engine.scheduler.live_requests import LiveRequests
+from engine.scheduler.policy.lost_promises import LostPromises, Pace, first_token_left_s
 from engine.scheduler.policy.step_time_fit import StepTimer
 from engine.scheduler.remote.loads import RemoteKV
 from engine.scheduler.requests import row_passes
@@ -20,18 +21,11 @@ FIRST_PROMPT_SHARE: Final = 0.25
 """Prompts get this share of what a step takes without them, whatever was promised: else they might never end. It holds
 until the engine leans to a role, which has its own."""
 
-URGENT_GAPS: Final = 2.0
-"""A step may take so many gaps for a prompt that keeps its promise by that, and not otherwise."""
-
 CALM_SHARE: Final = 0.7
 """Of the promised gap, what a step is aimed at while prompts have time: streams run more evenly, and nobody is late."""
 
 CALM_TIME_SHARE: Final = 0.4
 """Of the time that the first prompt has left, in which all that wait would end at that pace: others may come."""
-
-ERRORS_KEPT_CLEAR: Final = 5.0
-"""Steps are aimed so many mean errors of predictions below the gap. Nine of ten gaps of a request are to keep it, and
-short answers have few: with 3 a fifth of those beside long prompts did not (simulated, two workers on two cores)."""
 
 MAX_BASE_SHARE: Final = 0.1
 """Prompts that share a step are worth waiting for each other until what a step costs anyway is so little of it."""
@@ -56,11 +50,12 @@ class PromptBudget:
     As many as keep the step, by its predicted time and the error of late predictions, under the tightest gap that a
     request was promised which decodes, is about to, or did a moment ago. At least a block of them and
     ``prompt_share``, also where the decoding requests alone take longer. Only ``CALM_SHARE`` of the gap while the first
-    prompt was promised its first token and all that wait have time enough. More than the gap, up to ``URGENT_GAPS``,
-    while the first prompt would miss its own promise at this pace and would keep it at that one. Where nobody decodes,
-    the first prompt whole, and others beside it within the gap that it was promised, or, where it was promised none,
-    until ``MAX_BASE_SHARE`` is reached: it does not wait for theirs. No limit while nothing is predicted, or where
-    somebody decodes and nobody was promised a gap.
+    prompt was promised its first token and all that wait have time enough. Where nobody decodes, the first prompt
+    whole, and others beside it within the gap that it was promised, or, where it was promised none, until
+    ``MAX_BASE_SHARE`` is reached: it does not wait for theirs. No limit while nothing is predicted, or where somebody
+    decodes and nobody was promised a gap.
+
+    Before it answers, waiting prompts whose promise is lost at this pace are deferred.
     """
 
     def __init__(
@@ -70,6 +65,7 @@ class PromptBudget:
         table: RowTable,
         live_requests: LiveRequests,
         remote: RemoteKV,
+        lost_promises: LostPromises,
         timer: StepTimer,
         clock: Callable[[], float],
     ) -> None:
@@ -79,6 +75,7 @@ class PromptBudget:
         self._remote = remote
         self._timer = timer
         self._clock = clock
+        self._lost_promises = lost_promises
         self.prompt_share = FIRST_PROMPT_SHARE
         """Of what a step takes without prompts, what it takes for them at least; the role has it that is leant to."""
         self._last_gap_us, self._holds_until_s = NEVER, 0.0
@@ -90,12 +87,15 @@ class PromptBudget:
             return
         num_rows, num_context, gap_us, first = row_passes.decoding(table.columns, table.order_int32, self._cap)
         gap_us = min(int(gap_us), self._gap_of_coming())
+        decode_s = model.seconds(StepWork(num_rows=num_rows, num_context_tokens=num_context))
+        if self._lost_promises.may_be_any:
+            pace = self._pace(model, decode_s, gap_us if num_rows else NEVER)
+            self._lost_promises.defer(pace, num_ahead=self._num_started(first))
         if num_rows and gap_us == NEVER and not self._holds_until_s:  # nobody was ever promised one
             return
         if (head := self._head(first)) is None:
             return
         gap_us = self._remembered(gap_us)
-        decode_s = model.seconds(StepWork(num_rows=num_rows, num_context_tokens=num_context))
         if gap_us != NEVER:
             num_tokens = self._num_tokens(model, decode_s, gap_us / 1e6, head)
         elif not num_rows:
@@ -105,6 +105,17 @@ class PromptBudget:
         if num_tokens < draft.token_budget - num_rows:
             draft.prompt_budget = max(int(num_tokens), table.block_size)
         draft.prompt_budget = min(draft.prompt_budget, draft.token_budget - num_rows)
+
+    def _pace(self, model: StepTimeModel, decode_s: float, gap_us: int) -> Pace:
+        """Of prompts beside streams that were promised a gap; where there is none, that of prompts alone."""
+
+        def seconds(num_tokens: float, after: float) -> float:
+            if gap_us == NEVER:
+                return (1.0 + model.error) * model.prompt_seconds(num_tokens, after=after)
+            gap_s = gap_us / 1e6
+            return gap_s * num_tokens / max(self._tokens_within(model, gap_s, decode_s, after), 1.0)
+
+        return seconds
 
     def _remembered(self, gap_us: int) -> int:
         """The gap that holds now, which is the last one for a while when nobody needs one any more."""
@@ -125,44 +136,35 @@ class PromptBudget:
         if first < table.order.size:
             row = int(table.order[first])
             num_computed = int(table.num_computed[row])
-            rows = table.order[first:]
-            num_started = int((table.num_expected[rows] - table.num_computed[rows]).sum())
             num_left = int(table.num_expected[row]) - num_computed
-            return Head(num_left, num_computed, table.owner(row), num_started + queued)
+            return Head(num_left, num_computed, table.owner(row), self._num_started(first) + queued)
         request = self._live_requests.ready.peek() or self._live_requests.waiting.peek()
         if request is None:
             return None
         num_computed = request.num_computed_tokens
         return Head(request.num_tokens - num_computed, num_computed, request, queued)
 
+    def _num_started(self, first: int) -> int:
+        """Tokens that are left of running prompts."""
+        table = self._table
+        rows = table.order[first:]
+        return int((table.num_expected[rows] - table.num_computed[rows]).sum())
+
     def _num_tokens(self, model: StepTimeModel, decode_s: float, gap_s: float, head: Head) -> float:
-        within_gap = self._tokens_within(model, gap_s, decode_s, head)
-        left_s = self._left_s(head.request)
-        if left_s is None:
-            return within_gap
-        calm, calm_s = self._tokens_within(model, CALM_SHARE * gap_s, decode_s, head), CALM_SHARE * gap_s
-        if calm * CALM_TIME_SHARE * left_s / calm_s >= head.num_waiting:
-            return calm
-        urgent = self._tokens_within(model, URGENT_GAPS * gap_s, decode_s, head)
-        if within_gap * max(left_s / gap_s, 1.0) >= head.num_left:
-            return within_gap
-        is_kept = urgent * max(left_s / (URGENT_GAPS * gap_s), 1.0) >= head.num_left
-        return urgent if is_kept else within_gap
+        after = head.num_computed
+        left_s = first_token_left_s(head.request, self._clock())
+        if left_s is not None and left_s > 0.0:
+            calm_s = CALM_SHARE * gap_s
+            calm = self._tokens_within(model, calm_s, decode_s, after)
+            if calm * CALM_TIME_SHARE * left_s / calm_s >= head.num_waiting:
+                return calm
+        return self._tokens_within(model, gap_s, decode_s, after)
 
     def _tokens_beside_none(self, model: StepTimeModel, base_s: float, head: Head) -> float:
         if (own_us := head.request.promised_gap) != NEVER:
-            return self._tokens_within(model, own_us / 1e6, base_s, head)
+            return self._tokens_within(model, own_us / 1e6, base_s, head.num_computed)
         return model.prompt_tokens_within(base_s / MAX_BASE_SHARE - base_s, after=head.num_computed)
 
-    def _tokens_within(self, model: StepTimeModel, step_s: float, decode_s: float, head: Head) -> float:
-        clear_s = step_s / (1.0 + ERRORS_KEPT_CLEAR * min(model.error, 0.5))
-        room_s = max(clear_s - decode_s, self.prompt_share * decode_s)
-        return model.prompt_tokens_within(room_s, after=head.num_computed)
-
-    def _left_s(self, request: Request) -> float | None:
-        """How long a request's first token may still take; None where that was not promised, or it is too late."""
-        ttft_ms = request.message.promise.ttft_ms
-        if ttft_ms is None or request.num_tokens > request.num_prompt_tokens:
-            return None
-        left_s = request.queued_at_s + ttft_ms / 1e3 - self._clock()
-        return left_s if left_s > 0.0 else None
+    def _tokens_within(self, model: StepTimeModel, step_s: float, decode_s: float, after: float) -> float:
+        room_s = max(aim_share(model.error) * step_s - decode_s, self.prompt_share * decode_s)
+        return model.prompt_tokens_within(room_s, after=after)

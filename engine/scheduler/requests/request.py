@@ -86,6 +86,7 @@ class Request:
     ``queue_s`` is None until it is admitted for the first time. ``confirmed_blocks`` are the indices of blocks behind
     an invalid span that a load already published.
     ``num_passed_by`` counts who was served before it, though it was the first prompt in the queue.
+    ``is_deferred``: others pass it while it waits, since its promise cannot be kept.
     ``is_load_lost``: a load brought nothing that could be used, and none is begun for it any more.
     ``full_limit`` is the total length at which the output ends, ``limit`` the one at which this engine's part of it
     does (a hand-over ends after one token).
@@ -109,6 +110,7 @@ class Request:
         "grammar",
         "grammar_follower",
         "invalid_spans",
+        "is_deferred",
         "is_load_lost",
         "is_unanswered",
         "kv_transfer",
@@ -173,6 +175,7 @@ class Request:
         self.queue_s: float | None = None
         self.is_unanswered = True
         self.is_load_lost = False
+        self.is_deferred = False
         self.timeline: Timeline | None = None
         is_first = not message.output_token_ids and message.kv_transfer is None and message.kv_stream is None
         wants_prompt = sampling.num_prompt_logprobs is not None and is_first

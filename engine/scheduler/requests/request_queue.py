@@ -16,6 +16,9 @@ OrderKey: TypeAlias = tuple[float, float, int]
 MAX_PASSING: Final = 32
 """So many requests that bring their KV along may pass the prompt that is first, which is served before the next one."""
 
+MAX_DEFERRED_PASSED: Final = 16
+"""So many requests may pass the first one whose promise cannot be kept any more."""
+
 
 def fcfs_key(request: Request) -> OrderKey:
     """First come, first served: by arrival on this engine."""
@@ -169,6 +172,91 @@ class PriorityQueue:
         if len(self._heap) > 64 + 2 * len(self._queued):
             self._heap = [(priority_key(queued), next(self._entries), queued) for queued in self._queued.values()]
             heapq.heapify(self._heap)
+
+
+class DeferringQueue:
+    """Requests whose promise can still be kept pass those of the same priority whose cannot, which are deferred.
+
+    Deferred requests keep their order. ``MAX_DEFERRED_PASSED`` others pass the first of them, which is served then:
+    they starve under no load. One that was preempted is no longer deferred: it was served already.
+    """
+
+    def __init__(self, policy: QueuePolicy) -> None:
+        self._in_time, self._deferred = make_queue(policy), make_queue(policy)
+        self._has_priorities = policy == "priority"
+        self.num_deferred_tokens = 0
+        """Prompt tokens of those that were deferred."""
+
+    def __len__(self) -> int:
+        return len(self._in_time) + len(self._deferred)
+
+    def __iter__(self) -> Iterator[Request]:
+        return chain(self._in_time, self._deferred)
+
+    def __contains__(self, request: object) -> bool:
+        return request in self._in_time or request in self._deferred
+
+    def push(self, request: Request) -> None:
+        """Add a request that came last."""
+        lane = self._lane_for(request)
+        lane.push(request)
+        if lane is self._deferred:
+            self.num_deferred_tokens += request.num_tokens
+
+    def push_front(self, request: Request) -> None:
+        """Put back a request that was at the head."""
+        lane = self._lane_for(request)
+        lane.push_front(request)
+        if lane is self._deferred:
+            self.num_deferred_tokens += request.num_tokens
+        else:
+            self._count_passing(-1)
+
+    def peek(self) -> Request | None:
+        """The next request, None when empty."""
+        first = self._in_time.peek()
+        if not len(self._deferred):
+            return first
+        deferred = self._deferred.peek()
+        return first if deferred is None or (first is not None and self._passes(first, deferred)) else deferred
+
+    def peek_in_time(self) -> Request | None:
+        """The first of those that are not deferred."""
+        return self._in_time.peek()
+
+    def pop(self) -> Request:
+        """Take the next request."""
+        request = self.peek()
+        assert request is not None, "pop from an empty queue"
+        self.remove(request)
+        return request
+
+    def remove(self, request: Request) -> None:
+        """Take a request from wherever it is."""
+        if request in self._deferred:
+            self._deferred.remove(request)
+            self.num_deferred_tokens -= request.num_tokens
+            return
+        self._in_time.remove(request)
+        self._count_passing(1)
+
+    def defer(self, request: Request) -> None:
+        """Let others pass a request that waits."""
+        self._in_time.remove(request)
+        request.is_deferred, request.num_passed_by = True, 0
+        self.push(request)
+
+    def _passes(self, first: Request, deferred: Request) -> bool:
+        if self._has_priorities and first.message.priority != deferred.message.priority:
+            return first.message.priority < deferred.message.priority
+        return deferred.num_passed_by < MAX_DEFERRED_PASSED
+
+    def _count_passing(self, change: int) -> None:
+        if len(self._deferred) and (deferred := self._deferred.peek()) is not None:
+            deferred.num_passed_by = max(deferred.num_passed_by + change, 0)
+
+    def _lane_for(self, request: Request) -> RequestQueue:
+        return self._deferred if request.is_deferred and not request.num_preemptions else self._in_time
 
 
 def make_queue(policy: QueuePolicy) -> RequestQueue:

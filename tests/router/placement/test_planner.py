@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.contract.promise import Promise
+from engine.contract.step_time import aim_share
 from router.placement.fleet import Fleet, Standing
 from router.placement.planner import Plan, Wish, choose, choose_prompt, costs, predict, weigh
 from tests.support.router.standings import MODEL, fleet_of, standing
@@ -182,12 +183,12 @@ def test_a_prompt_leaves_a_queue_that_would_break_its_promise() -> None:
 
 def test_a_step_beside_streams_takes_as_many_prompt_tokens_as_the_promised_gap_leaves() -> None:
     alone, beside = standing(), standing(num_rows=20.0)
-    wish = Wish(num_prompt_tokens=2000, num_new_tokens=10.0, promise=Promise(itl_ms=25.0))
+    wish = Wish(num_prompt_tokens=2000, num_new_tokens=10.0, promise=Promise(itl_ms=40.0))
 
     predicted = predict(fleet_of(alone, beside), wish, np.zeros(2))
 
     assert predicted.ttft_s[0] == pytest.approx(MODEL.prompt_seconds(2000), rel=0.05)
-    num_steps = np.ceil(2000 * 0.0002 / (0.025 - 0.015))
+    num_steps = np.ceil(2000 * 0.0002 / (aim_share(MODEL.error) * 0.040 - 0.015))
     assert predicted.ttft_s[1] == pytest.approx(2000 * 0.0002 + num_steps * 0.015, rel=0.05)
 
 
@@ -289,3 +290,16 @@ def test_slots_are_used_again_and_there_are_always_enough() -> None:
 
     assert len(set(slots)) == 40
     assert fleet.take_slot() == slots[7]
+
+
+def test_deferred_prompts_make_nobody_late_and_decide_between_replicas_that_are_alike() -> None:
+    """Who is in time passes them; but where they are fewer they are served sooner."""
+    deferred, queued = standing(deferred_tokens=50_000.0), standing(queued_tokens=10_000.0)
+    promise = Promise(ttft_ms=1500.0, itl_ms=100.0)
+
+    in_time = plan_of(queued, deferred, promise=promise)
+    alike = plan_of(deferred, standing(deferred_tokens=1000.0), promise=promise)
+
+    assert in_time is not None
+    assert alike is not None
+    assert (in_time.prompt, alike.prompt) == (1, 1)

@@ -171,6 +171,6 @@ async def test_every_gauge_that_is_declared_is_reported_told_in_the_status_and_m
         name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
     }
     metrics = {name: told.metric for name, told in GAUGES.items() if told.metric}
-    assert len(metrics) == 8
+    assert len(metrics) == 9
     for name, metric in metrics.items():
         assert value(samples, f"baton:{metric}", role="decode", replica="decode-0") == numbers[name]
