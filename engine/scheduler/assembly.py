@@ -21,7 +21,6 @@ from engine.scheduler.migration import Migration
 from engine.scheduler.policy.draft_lengths import DraftLengths
 from engine.scheduler.policy.gates import AdmissionGate, PartialPrefills, PromptDelay
 from engine.scheduler.policy.grammar_gate import GrammarGate
-from engine.scheduler.policy.lost_promises import LostPromises
 from engine.scheduler.policy.preemption import ArtificialPreemption, PreemptionPolicy
 from engine.scheduler.policy.prompt_budget import PromptBudget
 from engine.scheduler.policy.step_time_fit import StepTimer
@@ -57,6 +56,7 @@ class State:
     kv_cache: KVCacheManager
     table: RowTable
     remote: RemoteKV
+    search: PrefixSearch
     leases: BlockLeases
     early: EarlyLoads
     announcer: Announcer
@@ -109,14 +109,13 @@ def assemble(
         connector=connector,
         clock=clock,
     )
-    search = PrefixSearch(state.kv_cache, state.remote)
     delay = _prompt_delay(config, state, clock)
     partial_prefills = _partial_prefills(config, cache, state)
     all_gates = [gate for gate in (delay, partial_prefills, *gates) if gate is not None]
-    admission = _admission(config, state, search, all_gates, clock)
+    admission = _admission(config, state, all_gates, clock)
     running = _running(config, state, partial_prefills)
     timer = StepTimer(clock=clock)
-    prompt_budget = _prompt_budget(config, state, search, timer, clock)
+    prompt_budget = _prompt_budget(config, state, timer, clock)
     draft_lengths = DraftLengths(clock=clock) if drafting is not None and drafting.is_adaptive else None
     beams = _beams(state, running)
     step_output = _step_output(state, beams, draft_lengths)
@@ -169,12 +168,8 @@ def _state(
     source, producer, consumer = (
         (connector.source, connector.producer, connector.consumer) if connector is not None else (None, None, None)
     )
-    remote, leases, pending, counters = (
-        RemoteKV(source, consumer, num_groups=len(windows)),
-        BlockLeases(producer),
-        PendingPrefixes(),
-        Counters(),
-    )
+    remote, leases = RemoteKV(source, consumer, num_groups=len(windows)), BlockLeases(producer)
+    pending, counters = PendingPrefixes(), Counters()
     early = EarlyLoads(consumer, kv_cache=kv_cache, max_num=config.max_num_seqs, clock=clock)
     announcer = Announcer(producer, table=table)
     live_requests = LiveRequests(
@@ -193,6 +188,7 @@ def _state(
         kv_cache=kv_cache,
         table=table,
         remote=remote,
+        search=PrefixSearch(kv_cache, remote),
         leases=leases,
         early=early,
         announcer=announcer,
@@ -203,11 +199,7 @@ def _state(
 
 
 def _admission(
-    config: SchedulerConfig,
-    state: State,
-    search: PrefixSearch,
-    gates: Sequence[AdmissionGate],
-    clock: Callable[[], float],
+    config: SchedulerConfig, state: State, gates: Sequence[AdmissionGate], clock: Callable[[], float]
 ) -> Admission:
     return Admission(
         config,
@@ -215,7 +207,7 @@ def _admission(
         kv_cache=state.kv_cache,
         live_requests=state.live_requests,
         remote=state.remote,
-        search=search,
+        search=state.search,
         pending=state.pending,
         early=state.early,
         announcer=state.announcer,
@@ -357,17 +349,16 @@ def _running(config: SchedulerConfig, state: State, partial_prefills: PartialPre
 
 
 def _prompt_budget(
-    config: SchedulerConfig, state: State, search: PrefixSearch, timer: StepTimer, clock: Callable[[], float]
+    config: SchedulerConfig, state: State, timer: StepTimer, clock: Callable[[], float]
 ) -> PromptBudget | None:
     if not config.enable_chunked_prefill:
         return None  # a prompt that is computed whole cannot leave others room
-    lost_promises = LostPromises(state.live_requests, search=search, block_size=state.kv_cache.block_size, clock=clock)
     return PromptBudget(
         config,
         table=state.table,
         live_requests=state.live_requests,
         remote=state.remote,
-        lost_promises=lost_promises,
+        search=state.search,
         timer=timer,
         clock=clock,
     )

@@ -17,16 +17,13 @@ class LostPromises:
     """Defers waiting requests whose first token would come too late even if they were the next to be served.
 
     Where more comes than can be served, whoever is served in the order of arrival is late, each by a little: nobody's
-    promise is kept. So those give way that are too late already, and most promises are kept (the deferral of requests
-    past their deadline is known from web servers as much as from published schedulers of language models).
+    promise is kept. So those give way that are too late already, and most promises are kept. Source of the idea: Robust
+    Earliest Deadline scheduling (Buttazzo, Stankovic 1993), which sets aside what overload has made late, for later.
     """
 
-    def __init__(
-        self, live_requests: LiveRequests, *, search: PrefixSearch, block_size: int, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, live_requests: LiveRequests, *, search: PrefixSearch, clock: Callable[[], float]) -> None:
         self._live_requests = live_requests
         self._search = search
-        self._block_size = block_size
         self._clock = clock
 
     @property
@@ -43,15 +40,15 @@ class LostPromises:
 
     def _is_lost(self, request: Request, pace: Pace, num_ahead: float) -> bool:
         left_s = first_token_left_s(request, self._clock())
-        if left_s is None or left_s <= 0.0:
-            return left_s is not None
+        if left_s is None or request.num_preemptions:
+            return False  # one that was preempted had its turn already
+        if left_s <= 0.0:
+            return True
         if pace(num_ahead + request.num_tokens, 0.0) <= left_s:
             return False
-        local = self._search.local(request)
-        match = self._search.match(request, local)
-        if match is None:
-            return False  # what a source supplies is not known yet
-        num_known = min(local.num_blocks * self._block_size + match.num_tokens, request.num_tokens)
+        num_known = self._search.num_known_tokens(request)
+        if num_known is None:
+            return False
         return pace(num_ahead + request.num_tokens - num_known, num_known) > left_s
 
 

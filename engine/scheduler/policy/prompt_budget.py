@@ -12,6 +12,7 @@ from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.policy.lost_promises import LostPromises, Pace, first_token_left_s
 from engine.scheduler.policy.step_time_fit import StepTimer
 from engine.scheduler.remote.loads import RemoteKV
+from engine.scheduler.remote.prefix_search import PrefixSearch
 from engine.scheduler.requests import row_passes
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import NEVER, RowTable
@@ -65,7 +66,7 @@ class PromptBudget:
         table: RowTable,
         live_requests: LiveRequests,
         remote: RemoteKV,
-        lost_promises: LostPromises,
+        search: PrefixSearch,
         timer: StepTimer,
         clock: Callable[[], float],
     ) -> None:
@@ -75,7 +76,7 @@ class PromptBudget:
         self._remote = remote
         self._timer = timer
         self._clock = clock
-        self._lost_promises = lost_promises
+        self._lost_promises = LostPromises(live_requests, search=search, clock=clock)
         self.prompt_share = FIRST_PROMPT_SHARE
         """Of what a step takes without prompts, what it takes for them at least; the role has it that is leant to."""
         self._last_gap_us, self._holds_until_s = NEVER, 0.0

@@ -26,6 +26,14 @@ class PrefixSearch:
         num_local_tokens = local.num_blocks * self._kv_cache.block_size
         return self._remote.match(request, num_local_tokens, local)
 
+    def num_known_tokens(self, request: Request) -> int | None:
+        """How many tokens need no computing, from the cache or from the source; None when this does not know yet."""
+        local = self.local(request)
+        match = self.match(request, local)
+        if match is None:
+            return None
+        return min(local.num_blocks * self._kv_cache.block_size + match.num_tokens, request.num_tokens)
+
     def need(self, request: Request, local: CachedPrefix, *, start: int) -> BlockNeed:
         """The blocks that a request must hold whose first position to compute is ``start``.
 

@@ -244,7 +244,8 @@ class DeferringQueue:
         """Let others pass a request that waits."""
         self._in_time.remove(request)
         request.is_deferred, request.num_passed_by = True, 0
-        self.push(request)
+        self._deferred.push(request)
+        self.num_deferred_tokens += request.num_tokens
 
     def _passes(self, first: Request, deferred: Request) -> bool:
         if self._has_priorities and first.message.priority != deferred.message.priority:

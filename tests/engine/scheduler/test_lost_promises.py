@@ -224,3 +224,15 @@ def test_p3_who_was_preempted_is_served_first_though_its_promise_was_lost() -> N
     queue.push_front(lost)
 
     assert [queue.pop(), queue.pop()] == [lost, other]
+
+
+@pytest.mark.behaviour("P3")
+def test_p3_a_preempted_prompt_keeps_its_place_though_its_promise_is_lost() -> None:
+    world = make_world()
+    add(world, "a", SOON)
+    request = world.scheduler._live_requests.live["a"]
+    request.num_preemptions = 1
+    world.now_s += 0.3
+    add(world, "b", SOON)
+
+    assert served(world) == ["a", "b"]
