@@ -151,7 +151,7 @@ class Standings(NamedTuple):
 
     def with_prices(self) -> Standings:
         """These, where replicas whose prices are not known have the mean of those that are."""
-        filled = _filled(self, self.is_known > 0, ("base_s", "row_s", "context_token_s"))
+        filled = _filled(self, self.is_known > 0, ("base_s", "row_s", "context_token_s", "aim_share"))
         filled = _filled(filled, self.knows_prompts > 0, ("prompt_token_s", "prompt_read_s"))
         has_gain = ~np.isnan(filled.core_gain)
         if not has_gain.any():
