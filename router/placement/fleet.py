@@ -89,10 +89,17 @@ class Fleet:
         self._values = np.zeros((len(Standing._fields), FIRST_CAPACITY))
         self._free = list(range(FIRST_CAPACITY - 1, -1, -1))
         self._hosts: dict[str, int] = {}
+        self._free_hosts: list[int] = []
+        self._addresses: dict[int, str] = {}
 
-    def host(self, address: str) -> int:
-        """The number of a host."""
-        return self._hosts.setdefault(address, len(self._hosts))
+    def host(self, slot: int, address: str) -> int:
+        """The number of the host on which the replica in a slot is; hosts that have no replica any more keep none."""
+        if self._addresses.get(slot) != address:
+            self._leave_host(slot)
+            self._addresses[slot] = address
+            if address not in self._hosts:
+                self._hosts[address] = self._free_hosts.pop() if self._free_hosts else len(self._hosts)
+        return self._hosts[address]
 
     def take_slot(self) -> int:
         """A slot for a new replica."""
@@ -104,6 +111,7 @@ class Fleet:
 
     def give_back(self, slot: int) -> None:
         """The replica is gone."""
+        self._leave_host(slot)
         self._free.append(slot)
 
     def write(self, slot: int, standing: Standing) -> None:
@@ -113,6 +121,11 @@ class Fleet:
     def standings(self, slots: SlotArray) -> Standings:
         """Those of some replicas, in the order of ``slots``."""
         return Standings(*self._values[:, slots])
+
+    def _leave_host(self, slot: int) -> None:
+        address = self._addresses.pop(slot, None)
+        if address is not None and address not in self._addresses.values():
+            self._free_hosts.append(self._hosts.pop(address))
 
 
 class Standings(NamedTuple):

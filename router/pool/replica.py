@@ -112,7 +112,7 @@ class Replica:
             core_gain=standing.core_gain if info.borrows_cores else 0.0,
             own_cores=info.num_threads,
             host_cores=info.num_host_cores,
-            host=self.fleet.host(info.node_ip),
+            host=self.fleet.host(self.slot, info.node_ip),
             max_rows=info.max_num_seqs,
             order=zlib.crc32(self.replica_id.encode()),
         )

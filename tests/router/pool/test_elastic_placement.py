@@ -1,12 +1,14 @@
-"""Where requests go by policies, among workers that take any work."""
+"""Where requests go among workers that take any work: by policies, and beside workers that are about to go."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from engine.contract.messages import LoadReport
+from engine.contract.step_time import StepTimeModel
 from router.pool.demand import Demand
 from router.pool.elastic_placement import ElasticPlacement
 from router.pool.pool import ReplicaPool
@@ -73,3 +75,33 @@ async def test_by_policies_each_does_what_it_leans_to_while_none_is_heard(bench:
     bench.clock.advance(FAST.stale_after_s + 0.1)
 
     assert bench.placed() == ("prefill-0", "decode-0")
+
+
+KNOWN = StepTimeModel(base_s=0.01, row_s=0.001, prompt_token_s=0.001, error=0.1, num_steps=50, core_gain=1.0)
+BUSY = LoadReport(num_blocks=100, num_free_blocks=50, num_running=4, num_decoding=4, is_draining=True, step_time=KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("about_to_go", "ttft_s"), [(BUSY, 0.013), (replace(BUSY, num_running=0, num_decoding=0), 0.0066)]
+)
+async def test_a_worker_that_is_about_to_go_keeps_its_cores_until_then(
+    bench: Bench, about_to_go: LoadReport, ttft_s: float
+) -> None:
+    """Nothing is sent there; but what it still does decides how fast the other one of its host computes."""
+    for replica in bench.pool.replicas:
+        assert replica.info is not None
+        replica.info = replace(replica.info, borrows_cores=True, num_threads=1, num_host_cores=2)
+    counters = {"num_scheduled_tokens": 1000.0}
+    idle = LoadReport(num_blocks=100, num_free_blocks=100, step_time=KNOWN, counters=counters)
+    bench.pool.note_load("decode-0", replace(about_to_go, counters=counters))
+    bench.pool.note_load("prefill-0", idle)
+    demand = Demand(greedy_request("a", [1, 2, 3], max_tokens=4))
+    demand.is_traced = True
+
+    placed = ElasticPlacement(bench.pool, settings=replace(FAST, roles="elastic"), num_new_tokens=lambda: 16.0).place(
+        demand, num_blocks=1
+    )
+
+    assert placed is not None
+    assert (placed.prompt, placed.stream) == (bench.pool.get("prefill-0"), bench.pool.get("prefill-0"))
+    assert placed.weighed[0].ttft_s == pytest.approx(ttft_s, rel=0.05)
