@@ -8,7 +8,8 @@ tokens, and its time so that prefill would be ``--load`` busy if nothing were ca
 the mirrors, the reservations and the block pools are the real ones, and the time of a choice is measured. Rows:
 ``<metric>/<policy>/replicas=<in each pool>``; ``vs_random`` is the ratio (for hit rates the difference), none where
 ``random`` has 0. And ``choice_<state>/<policy>/<role>``: one choice among 256 replicas; ``choice_elastic``: one by
-predictions, of who computes a prompt and who generates, and ``report_elastic``: taking a report.
+predictions, of who computes a prompt and who generates, and ``report_elastic``: taking a report; with
+``_shared_hosts`` where two workers each share the cores of a host.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import struct
 import time
 import timeit
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,10 @@ from benchmarks.report import Row, add_json_option, publish
 from benchmarks.simulated_replicas import Events, Job, SimulatedDecode, SimulatedPrefill, SimulatedReplica
 from engine.contract.block_hash import NO_KEYS_ROOT, BlockHash, hash_chain
 from engine.contract.messages import CacheChanges, GenerateRequest, LoadReport, SamplingParams, WorkerInfo
+from engine.contract.promise import Promise
 from engine.contract.step_time import StepTimeModel
 from engine.contract.token_ids import TokenIds
+from router.placement.reason import Reason
 from router.policies import policy_names
 from router.pool.demand import Demand
 from router.pool.elastic_placement import ElasticPlacement
@@ -97,10 +100,14 @@ def read_trace(path: Path, num_requests: int) -> list[TraceRequest]:
 
 
 class Names:
-    """The pool's view of the simulated workers: names and sizes; everything else is told, not asked."""
+    """The pool's view of the simulated workers: names and sizes; everything else is told, not asked.
 
-    def __init__(self, sizes: dict[str, int]) -> None:
+    With ``share_hosts`` each has a core of a host that it shares with the worker of the same number of the other role.
+    """
+
+    def __init__(self, sizes: dict[str, int], *, share_hosts: bool = False) -> None:
         self.sizes = sizes
+        self._shares_hosts = share_hosts
 
     def replica_ids(self) -> Sequence[str]:
         """All of them."""
@@ -124,6 +131,9 @@ class Names:
             device="cpu",
             dtype="",
         )
+        if self._shares_hosts:
+            host = replica_id.rsplit("-", 1)[1]
+            info = replace(info, node_ip=f"10.0.0.{host}", num_threads=1, num_host_cores=2, borrows_cores=True)
         load = LoadReport(num_blocks=num_blocks, num_free_blocks=num_blocks)
         return ReplicaStatus(replica_id=replica_id, node_ip="", pid=0, state="running", info=info, load=load)
 
@@ -276,14 +286,18 @@ def _load_unevenly(pool: ReplicaPool) -> None:
             num_decoding=source.randrange(100),
             num_context_tokens=source.randrange(100_000),
             step_time=STEP_TIME,
+            counters={"num_scheduled_tokens": 1e6},
         )
         pool.note_load(replica.replica_id, load)
 
 
-def elastic_rows(num_replicas: int = 256, num_repeats: int = 50) -> list[Row]:
-    """The best time of one choice by predictions among replicas that are loaded unevenly, likewise."""
+def elastic_rows(num_replicas: int = 256, num_repeats: int = 50, *, share_hosts: bool = False) -> list[Row]:
+    """The best time of one choice by predictions among replicas that are loaded unevenly, likewise.
+
+    The request was promised something, so that every prediction counts.
+    """
     halves = {role: {f"{role}-{number:03}": 1000 for number in range(num_replicas // 2)} for role in ROLES}
-    workers = UnitedWorkers({role: Names(sizes) for role, sizes in halves.items()})  # type: ignore[dict-item]
+    workers = UnitedWorkers({role: Names(sizes, share_hosts=share_hosts) for role, sizes in halves.items()})  # type: ignore[dict-item]
     pool = ReplicaPool(
         ROLES["prefill"],
         workers,
@@ -294,7 +308,10 @@ def elastic_rows(num_replicas: int = 256, num_repeats: int = 50) -> list[Row]:
     )
     asyncio.run(_meet(pool))
     message = GenerateRequest(
-        request_id="a", prompt_token_ids=TokenIds.of(range(8192)), sampling=SamplingParams(max_tokens=500)
+        request_id="a",
+        prompt_token_ids=TokenIds.of(range(8192)),
+        sampling=SamplingParams(max_tokens=500),
+        promise=Promise(ttft_ms=2000.0, itl_ms=80.0),
     )
     demand = Demand(message)
     for number, replica in enumerate(pool.replicas):
@@ -305,12 +322,16 @@ def elastic_rows(num_replicas: int = 256, num_repeats: int = 50) -> list[Row]:
     _load_unevenly(pool)
     placement = ElasticPlacement(pool, settings=SETTINGS, num_new_tokens=lambda: 200.0)
     first = pool.replicas[0]
+    placed = placement.place(demand, num_blocks=520)
+    if placed is None or placed.reason in (Reason.MODELS_UNKNOWN, Reason.OVERRIDE):
+        raise SystemExit(f"no prediction was measured: {placed}")
     told = {
         "choice_elastic": lambda: placement.place(demand, num_blocks=520),
         "report_elastic": lambda: first.report(first.load, 0.0),
     }
+    suffix = "_shared_hosts" if share_hosts else ""
     return [
-        Row(name=name, value=min(timeit.repeat(call, number=10, repeat=num_repeats)) / 10 * 1e6, unit="us")
+        Row(name=name + suffix, value=min(timeit.repeat(call, number=10, repeat=num_repeats)) / 10 * 1e6, unit="us")
         for name, call in told.items()
     ]
 
@@ -366,7 +387,7 @@ def main() -> None:
             world = World(policy, num_replicas, args)
             world.run(requests, speed)
             rows += world.rows(policy, num_replicas)
-    rows = with_ratios(rows) + choice_rows() + elastic_rows()
+    rows = with_ratios(rows) + choice_rows() + elastic_rows() + elastic_rows(share_hosts=True)
     publish(rows, packages=("numpy", "xxhash"), json_file=args.json, title="Choice of replicas")
 
 
