@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.engine.checkpoints import make_checkpoint
 
-
 pytestmark = pytest.mark.timeout(900)  # all kernels of two architectures are compiled: 1.5 minutes on an idle core
 
 
