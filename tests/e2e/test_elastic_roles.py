@@ -40,23 +40,28 @@ async def lean(cluster: ClusterProcess, replica_id: str, role: str) -> None:
     assert f"leans to {role}" in done.stdout
 
 
-async def until_each_does_its_work(url: str) -> None:
-    """A router that has just started may not hear the decode worker yet, and has prompts go on where they are."""
+async def until_each_does_its_work(url: str) -> int:
+    """A router that has just started may not hear the decode worker yet, and has prompts go on where they are.
+
+    Returns:
+        How many the decode worker took over.
+    """
     async with asyncio.timeout(TIMEOUT_S):
         for index in itertools.count():
             await complete_all(url, [[200 + index % 50] * 8], max_tokens=[2])
             wait_for_rest(url)
-            if workers(url)["decode"]["counters"]["num_transfers"] > 0:
-                return
+            if num_transfers := workers(url)["decode"]["counters"]["num_transfers"]:
+                break
+    return int(num_transfers)
 
 
 async def test_workers_swap_their_roles_while_streams_run(elastic_cluster: ClusterProcess) -> None:
     url, max_tokens = elastic_cluster.url, [NUM_TOKENS] * len(PROMPTS)
-    await until_each_does_its_work(url)
+    num_transfers = await until_each_does_its_work(url)
     undisturbed = await complete_all(url, PROMPTS, max_tokens=max_tokens)
     wait_for_rest(url)
     before = workers(url)
-    assert before["decode"]["counters"]["num_transfers"] > 0
+    assert before["decode"]["counters"]["num_transfers"] > num_transfers
     assert before["prefill"]["counters"]["num_transfers"] == 0
 
     running = asyncio.create_task(complete_all(url, PROMPTS, max_tokens=max_tokens))
