@@ -8,7 +8,7 @@ import asyncio
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +63,22 @@ def scaled_cluster(slow_model: Path) -> Iterator[ClusterProcess]:
         yield running
 
 
-async def wait_for_prefill_workers(cluster: LiveCluster, is_enough: Any) -> int:
+async def wait_until(cluster: LiveCluster, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The first status of which this is so."""
     deadline_s = time.monotonic() + READY_TIMEOUT_S
-    while not is_enough(number := len(rows := members(await cluster.status(), "prefill"))):
-        assert time.monotonic() < deadline_s, rows
+    while not is_so(status := await cluster.status()):
+        assert time.monotonic() < deadline_s, status["pools"]["prefill"]
         await asyncio.sleep(POLL_PERIOD_S)
-    return number
+    return status
+
+
+def has_grown(status: dict[str, Any]) -> bool:
+    return len(members(status, "prefill")) > 1
+
+
+def is_small_again(status: dict[str, Any]) -> bool:
+    """One worker is there, and nobody ordered another one meanwhile."""
+    return len(members(status, "prefill")) == 1 == status["scaling"]["last_changes"][-1]["wanted"]
 
 
 async def timeline(client: httpx.AsyncClient) -> list[dict[str, Any]]:
@@ -88,16 +98,14 @@ async def test_prefill_pool_follows_the_promise(scaled_cluster: ClusterProcess) 
         many, few = LoadRun(client, asks, num_streams=LOAD.streams), LoadRun(client, asks[:8], num_streams=1)
 
         many.start()
-        await wait_for_prefill_workers(cluster, lambda number: number > 1)
+        await wait_until(cluster, has_grown)
         await many.finish()
-        await wait_for_prefill_workers(cluster, lambda number: number == 1)
-        undisturbed = await few.once()
+        changes = (await wait_until(cluster, is_small_again))["scaling"]["last_changes"]
         told = [entry for entry in await timeline(client) if entry["kind"] == "scale"]
-        changes = (await cluster.status())["scaling"]["last_changes"]
+        undisturbed = await few.once()
 
     assert [answer.error for answer in many.answers if answer.error] == []
     assert all(answer.tokens == undisturbed[answer.ask] for answer in many.answers if answer.ask in undisturbed)
     assert len(told) == len(changes) >= 2
     assert "requests/s are to come" in told[0]["text"]
-    assert any(reason in told[-1]["text"] for reason in ("enough for more than came", "nothing came"))
-    assert changes[-1]["wanted"] == 1
+    assert any(reason in told[-1]["text"] for reason in ("enough for more than came", "nothing came")), told
