@@ -9,7 +9,7 @@ the mirrors, the reservations and the block pools are the real ones, and the tim
 ``<metric>/<policy>/replicas=<in each pool>``; ``vs_random`` is the ratio (for hit rates the difference), none where
 ``random`` has 0. And ``choice_<state>/<policy>/<role>``: one choice among 256 replicas; ``choice_elastic``: one by
 predictions, of who computes a prompt and who generates, and ``report_elastic``: taking a report; with
-``_shared_hosts`` where two workers each share the cores of a host.
+``_shared_hosts`` where two workers each share the cores of a host, and with ``/replicas=2`` among two.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from engine.contract.messages import CacheChanges, GenerateRequest, LoadReport, 
 from engine.contract.promise import Promise
 from engine.contract.step_time import StepTimeModel
 from engine.contract.token_ids import TokenIds
+from router.placement.machine_code import MACHINE_CODE
 from router.placement.reason import Reason
 from router.policies import policy_names
 from router.pool.demand import Demand
@@ -321,6 +322,8 @@ def elastic_rows(num_replicas: int = 256, num_repeats: int = 50, *, share_hosts:
         pool.note_cache(replica.replica_id, [CacheChanges(first_sequence=0, next_sequence=1, stored=stored)])
     _load_unevenly(pool)
     placement = ElasticPlacement(pool, settings=SETTINGS, num_new_tokens=lambda: 200.0)
+    MACHINE_CODE.is_for(num_replicas)
+    MACHINE_CODE.wait()
     first = pool.replicas[0]
     placed = placement.place(demand, num_blocks=520)
     if placed is None or placed.reason in (Reason.MODELS_UNKNOWN, Reason.OVERRIDE):
@@ -329,7 +332,7 @@ def elastic_rows(num_replicas: int = 256, num_repeats: int = 50, *, share_hosts:
         "choice_elastic": lambda: placement.place(demand, num_blocks=520),
         "report_elastic": lambda: first.report(first.load, 0.0),
     }
-    suffix = "_shared_hosts" if share_hosts else ""
+    suffix = ("_shared_hosts" if share_hosts else "") + ("" if num_replicas == 256 else f"/replicas={num_replicas}")
     return [
         Row(name=name + suffix, value=min(timeit.repeat(call, number=10, repeat=num_repeats)) / 10 * 1e6, unit="us")
         for name, call in told.items()
@@ -387,7 +390,9 @@ def main() -> None:
             world = World(policy, num_replicas, args)
             world.run(requests, speed)
             rows += world.rows(policy, num_replicas)
-    rows = with_ratios(rows) + choice_rows() + elastic_rows() + elastic_rows(share_hosts=True)
+    rows = with_ratios(rows) + choice_rows()
+    for num_replicas, share_hosts in itertools.product((256, 2), (False, True)):
+        rows += elastic_rows(num_replicas, share_hosts=share_hosts)
     publish(rows, packages=("numpy", "xxhash"), json_file=args.json, title="Choice of replicas")
 
 

@@ -1,21 +1,27 @@
-"""What predictions go by, of all replicas as arrays: a choice reads hundreds of them at once."""
+"""What predictions go by: how each replica stands, field by field, for a choice that looks at all of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.contract.step_time import FIRST_CORE_GAIN, StepTimeModel, aim_share
 
-FloatArray = npt.NDArray[np.float64]
-SlotArray = npt.NDArray[np.intp]
-BoolArray = npt.NDArray[np.bool_]
-
 FIRST_CAPACITY = 16
+
+
+class Column(Protocol):
+    """One field of many replicas: a list, or an array where machine code reads it."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, at: int, /) -> float: ...
+
+    def __setitem__(self, at: int, value: float, /) -> None: ...
 
 
 class Standing(NamedTuple):
@@ -63,6 +69,8 @@ class Standing(NamedTuple):
     is_behind: float = 0.0
 
 
+NOBODY = Standing(*[0.0] * 16)
+
 Prices = tuple[float, float, float, float, float, float, float, float, float]
 
 
@@ -83,10 +91,11 @@ def prices_of(model: StepTimeModel, *, has_prompts: bool = True) -> Prices:
 
 
 class Fleet:
-    """A column a replica, in a slot that it keeps; replicas write their own when anything of it changes."""
+    """A record a replica, in a slot that it keeps; replicas write their own when anything of it changes."""
 
     def __init__(self) -> None:
-        self._values = np.zeros((len(Standing._fields), FIRST_CAPACITY))
+        self._standings = [NOBODY] * FIRST_CAPACITY
+        self._values: npt.NDArray[np.float64] | None = None
         self._free = list(range(FIRST_CAPACITY - 1, -1, -1))
         self._hosts: dict[str, int] = {}
         self._free_hosts: list[int] = []
@@ -104,8 +113,9 @@ class Fleet:
     def take_slot(self) -> int:
         """A slot for a new replica."""
         if not self._free:
-            size = self._values.shape[1]
-            self._values = np.concatenate((self._values, np.zeros_like(self._values)), axis=1)
+            size = len(self._standings)
+            self._standings += [NOBODY] * size
+            self._values = None
             self._free = list(range(2 * size - 1, size - 1, -1))
         return self._free.pop()
 
@@ -116,11 +126,20 @@ class Fleet:
 
     def write(self, slot: int, standing: Standing) -> None:
         """Take note of how a replica stands."""
-        self._values[:, slot] = standing
+        self._standings[slot] = standing
+        if self._values is not None:
+            self._values[:, slot] = standing
 
-    def standings(self, slots: SlotArray) -> Standings:
-        """Those of some replicas, in the order of ``slots``."""
-        return Standings(*self._values[:, slots])
+    def standings(self, slots: Sequence[int]) -> Standings:
+        """Those of some replicas, in the order of ``slots``, as lists that the caller may change."""
+        rows = [self._standings[slot] for slot in slots]
+        return Standings(*map(list, zip(*rows, strict=True)))
+
+    def standings_as_arrays(self, slots: npt.NDArray[np.intp]) -> Standings:
+        """The same as arrays."""
+        if self._values is None:  # kept from here on: many replicas write less often than there are choices among them
+            self._values = np.array(self._standings, np.float64).T.copy()
+        return Standings(*cast("Sequence[Column]", self._values.take(slots, axis=1)))
 
     def _leave_host(self, slot: int) -> None:
         address = self._addresses.pop(slot, None)
@@ -131,50 +150,92 @@ class Fleet:
 class Standings(NamedTuple):
     """The fields of ``Standing``, each of many replicas."""
 
-    num_available_blocks: FloatArray
-    is_idle: FloatArray
-    queued_tokens: FloatArray
-    num_rows: FloatArray
-    num_context_tokens: FloatArray
-    prompt_share: FloatArray
-    leans_to_prompts: FloatArray
-    base_s: FloatArray
-    row_s: FloatArray
-    context_token_s: FloatArray
-    prompt_token_s: FloatArray
-    prompt_read_s: FloatArray
-    is_known: FloatArray
-    knows_prompts: FloatArray
-    aim_share: FloatArray
-    core_gain: FloatArray
-    own_cores: FloatArray
-    host_cores: FloatArray
-    host: FloatArray
-    max_rows: FloatArray
-    order: FloatArray
-    deferred_tokens: FloatArray
-    lost_rows: FloatArray
-    crowding_s: FloatArray
-    is_behind: FloatArray
-
-    @property
-    def are_any_known(self) -> bool:
-        """True when the prices of some replica's steps are known, and those of prompts."""
-        return bool(self.knows_prompts.any())
-
-    def with_prices(self) -> Standings:
-        """These, where replicas whose prices are not known have the mean of those that are."""
-        filled = _filled(self, self.is_known > 0, ("base_s", "row_s", "context_token_s", "aim_share"))
-        filled = _filled(filled, self.knows_prompts > 0, ("prompt_token_s", "prompt_read_s"))
-        has_gain = ~np.isnan(filled.core_gain)
-        if not has_gain.any():
-            return filled._replace(core_gain=np.full(has_gain.size, FIRST_CORE_GAIN))
-        return _filled(filled, has_gain, ("core_gain",))
+    num_available_blocks: Column
+    is_idle: Column
+    queued_tokens: Column
+    num_rows: Column
+    num_context_tokens: Column
+    prompt_share: Column
+    leans_to_prompts: Column
+    base_s: Column
+    row_s: Column
+    context_token_s: Column
+    prompt_token_s: Column
+    prompt_read_s: Column
+    is_known: Column
+    knows_prompts: Column
+    aim_share: Column
+    core_gain: Column
+    own_cores: Column
+    host_cores: Column
+    host: Column
+    max_rows: Column
+    order: Column
+    deferred_tokens: Column
+    lost_rows: Column
+    crowding_s: Column
+    is_behind: Column
 
 
-def _filled(standings: Standings, known: npt.NDArray[np.bool_], names: Sequence[str]) -> Standings:
-    """With the mean of those that are ``known`` elsewhere; as they are where all are known, or none is."""
-    if known.all() or not known.any():
-        return standings
-    prices = {name: getattr(standings, name) for name in names}
-    return standings._replace(**{name: np.where(known, price, price[known].mean()) for name, price in prices.items()})
+def standing_at(fleet: Standings, at: int) -> Standing:
+    """One of them. Functions take this, and not all with an index: machine code would count references to each column
+    at every call."""
+    return Standing(
+        fleet.num_available_blocks[at],
+        fleet.is_idle[at],
+        fleet.queued_tokens[at],
+        fleet.num_rows[at],
+        fleet.num_context_tokens[at],
+        fleet.prompt_share[at],
+        fleet.leans_to_prompts[at],
+        fleet.base_s[at],
+        fleet.row_s[at],
+        fleet.context_token_s[at],
+        fleet.prompt_token_s[at],
+        fleet.prompt_read_s[at],
+        fleet.is_known[at],
+        fleet.knows_prompts[at],
+        fleet.aim_share[at],
+        fleet.core_gain[at],
+        fleet.own_cores[at],
+        fleet.host_cores[at],
+        fleet.host[at],
+        fleet.max_rows[at],
+        fleet.order[at],
+        fleet.deferred_tokens[at],
+        fleet.lost_rows[at],
+        fleet.crowding_s[at],
+        fleet.is_behind[at],
+    )
+
+
+def fill_prices(fleet: Standings) -> None:
+    """Give replicas whose prices are not known the mean of those that are; nothing where none is."""
+    _fill(fleet.base_s, fleet.is_known)
+    _fill(fleet.row_s, fleet.is_known)
+    _fill(fleet.context_token_s, fleet.is_known)
+    _fill(fleet.aim_share, fleet.is_known)
+    _fill(fleet.prompt_token_s, fleet.knows_prompts)
+    _fill(fleet.prompt_read_s, fleet.knows_prompts)
+    num_known, total = 0, 0.0
+    for at in range(len(fleet.core_gain)):
+        if not math.isnan(fleet.core_gain[at]):
+            num_known += 1
+            total += fleet.core_gain[at]
+    mean = total / num_known if num_known else FIRST_CORE_GAIN
+    for at in range(len(fleet.core_gain)):
+        if math.isnan(fleet.core_gain[at]):
+            fleet.core_gain[at] = mean
+
+
+def _fill(prices: Column, is_known: Column) -> None:
+    num_known, total = 0, 0.0
+    for at in range(len(prices)):
+        if is_known[at] > 0.0:
+            num_known += 1
+            total += prices[at]
+    if num_known == 0 or num_known == len(prices):
+        return
+    for at in range(len(prices)):
+        if not is_known[at] > 0.0:
+            prices[at] = total / num_known

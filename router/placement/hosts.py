@@ -1,15 +1,18 @@
 """What workers of one host do to each other: one computes with the cores of those that are idle, and gives them back.
 
 So it matters to others on its host whether a worker computes at all. Few streams are served fastest by one of them with
-all cores, which reads the weights once a step for all; many by all of them, each on its own cores. Pure functions.
+all cores, which reads the weights once a step for all; many by all of them, each on its own cores.
+
+All but the constants here is also compiled (:mod:`router.placement.machine_code`): plain loops over numbers.
 """
 
 from __future__ import annotations
 
-import numpy as np
+import math
+from typing import NamedTuple
 
 from engine.contract.step_time import COMPUTE_CORE_GAIN
-from router.placement.fleet import BoolArray, FloatArray, SlotArray, Standings
+from router.placement.fleet import Standing, Standings, standing_at
 
 IDLE_TIE = 0.5
 """Of two workers without streams, one that has prompts comes first."""
@@ -28,153 +31,204 @@ streams on two cores (benchmarks/serving_peer.py): with 1.5 a prompt now and the
 tokens came later by half, and fewer tokens.
 """
 
-COMPUTING_PRICES = ("row_s", "context_token_s", "prompt_token_s", "prompt_read_s")
 
+class HostLoad(NamedTuple):
+    """The workers of one host that share its cores, all together.
 
-def beside_others(
-    standings: Standings,
-    *,
-    num_context_tokens: float,
-    bystanders: Standings | None = None,
-    is_promised: bool = False,
-) -> Standings:
-    """The replicas with the prices that hold if the request goes there, and with what it does to others of the host.
-
-    The request has ``num_context_tokens``. ``bystanders`` may compute, and are not to be chosen. If it
-    ``is_promised`` a first token in time, it is not to have it at the cost of prompts that wait already: another worker
-    that begins makes those of its host late. Where no cores are shared everything stays as it is.
+    ``own_busy``: cores of those that compute; ``num_takers``: how many of these take those of others. The sums behind
+    it are of those that compute: ``rows``, prompts counted as several, what is left of them at the pace of now, and how
+    much more of them one idle core more would give.
     """
-    if not (standings.host_cores > standings.own_cores).any():
-        return standings
-    if bystanders is None:
-        return _priced(standings, num_context_tokens, is_promised=is_promised)
-    everyone = Standings(*(np.concatenate(columns) for columns in zip(standings, bystanders, strict=True)))
-    priced = _priced(everyone.with_prices(), num_context_tokens, is_promised=is_promised)
-    return Standings(*(column[: len(standings.host)] for column in priced))
+
+    num_members: int
+    own_busy: float
+    num_takers: float
+    queued_tokens: float
+    num_rows: float
+    num_context_tokens: float
+    rows: float
+    rows_now: float
+    rows_by_core: float
 
 
-def _priced(standings: Standings, num_context_tokens: float, *, is_promised: bool) -> Standings:
-    shares = (standings.host_cores > standings.own_cores) & (standings.own_cores > 0.0)
-    hosts = standings.host.astype(np.intp)
-    hosts[~shares] = hosts.max() + 1 + np.arange(np.count_nonzero(~shares))  # each by itself
-    ranks = _ranks(hosts, standings)
-    standings = _priced_alike(standings, hosts, ranks)
-    is_busy = (standings.num_rows + standings.queued_tokens > 0.0) & shares
-    takes = is_busy & (standings.core_gain > 0.0)
-    own_busy, num_takers = _sums(hosts, standings.own_cores * is_busy), _sums(hosts, takes.astype(np.float64))
-    own_then = own_busy + np.where(is_busy, 0.0, standings.own_cores)
-    takers_then = num_takers + (~takes & (standings.core_gain > 0.0))
-    reading = np.where(shares, _speed(standings, standings.core_gain, own_then, takers_then), 1.0)
-    computing = np.where(shares, _speed(standings, _computing_gain(standings), own_then, takers_then), 1.0)
-    is_behind = shares & ~is_busy & (_sums(hosts, standings.queued_tokens) > 0.0)
-    return standings._replace(
-        base_s=standings.base_s / reading,
-        **{name: getattr(standings, name) / computing for name in COMPUTING_PRICES},
-        lost_rows=np.where(shares & ~is_busy, _lost_rows(standings, hosts, is_busy, own_busy, num_takers), 0.0),
-        crowding_s=np.where(shares, _crowding_s(standings, hosts, ranks, num_context_tokens), 0.0),
-        is_behind=np.where(is_promised, is_behind, 0.0),
-    )
+def share_cores(fleet: Standings, num_context_tokens: float, is_promised: bool) -> None:
+    """Give replicas the prices that hold if the request goes there, and take note of what it does to others there.
 
-
-def _priced_alike(standings: Standings, hosts: SlotArray, ranks: SlotArray) -> Standings:
-    """With the prices of the busiest of each host for all of it that have as many cores: one that is idle most of the
-    time knows least what steps take. What cores gain is the mean of those that take any.
+    The request has ``num_context_tokens``. If it ``is_promised`` a first token in time, it is not to have it at the
+    cost of prompts that wait already: another worker that begins makes those of its host late. All prices must be
+    known.
     """
-    takes = (standings.core_gain > 0.0).astype(np.float64)
-    gain = _sums(hosts, standings.core_gain) / np.maximum(_sums(hosts, takes), 1.0)
-    busiest = np.empty(int(hosts.max()) + 1, dtype=np.intp)
-    busiest[hosts[ranks == 0]] = np.flatnonzero(ranks == 0)
-    source = busiest[hosts]
-    source = np.where(standings.own_cores[source] == standings.own_cores, source, np.arange(len(hosts)))
-    prices = {name: getattr(standings, name)[source] for name in ("base_s", *COMPUTING_PRICES)}
-    return standings._replace(core_gain=gain * takes, **prices)
+    num_hosts = 0
+    for at in range(len(fleet.host)):
+        if _shares(fleet, at):
+            num_hosts = max(num_hosts, int(fleet.host[at]) + 1)
+    if num_hosts == 0:
+        return
+    first, following = [-1] * num_hosts, [-1] * len(fleet.host)
+    for at in range(len(fleet.host)):
+        if _shares(fleet, at):
+            _rank(fleet, at, first, following)
+    for host in range(num_hosts):
+        if first[host] >= 0:
+            _price_host(fleet, first[host], following, num_context_tokens, is_promised)
 
 
-def _lost_rows(
-    standings: Standings, hosts: SlotArray, is_busy: BoolArray, own_busy: FloatArray, num_takers: FloatArray
-) -> FloatArray:
+def _shares(fleet: Standings, at: int) -> bool:
+    return 0.0 < fleet.own_cores[at] < fleet.host_cores[at]
+
+
+def _rank(fleet: Standings, at: int, first: list[int], following: list[int]) -> None:
+    """Put a replica into the chain of its host's, in the same order for every router: those with most streams first.
+
+    ``first``: of each host; ``following``: who comes behind each replica, -1 behind the last.
+    """
+    host, before = int(fleet.host[at]), -1
+    other = first[host]
+    while other >= 0 and not _comes_before(standing_at(fleet, at), standing_at(fleet, other)):
+        before, other = other, following[other]
+    following[at] = other
+    if before < 0:
+        first[host] = at
+    else:
+        following[before] = at
+
+
+def _comes_before(one: Standing, other: Standing) -> bool:
+    streams = one.num_rows + IDLE_TIE * (one.queued_tokens > 0.0)
+    of_other = other.num_rows + IDLE_TIE * (other.queued_tokens > 0.0)
+    return streams > of_other or (streams == of_other and one.order < other.order)
+
+
+def _price_host(
+    fleet: Standings, first: int, following: list[int], num_context_tokens: float, is_promised: bool
+) -> None:
+    _price_alike(fleet, first, following)
+    load = _host_load(fleet, first, following)
+    rank, at = 0, first
+    while at >= 0:
+        here = standing_at(fleet, at)
+        is_busy, takes = _is_busy(here), here.core_gain > 0.0
+        fleet.lost_rows[at] = 0.0 if is_busy else _lost_rows(here, load)
+        fleet.crowding_s[at] = _crowding_s(here, rank, load, num_context_tokens)
+        fleet.is_behind[at] = 1.0 if is_promised and not is_busy and load.queued_tokens > 0.0 else 0.0
+        own_then = load.own_busy + (0.0 if is_busy else here.own_cores)
+        takers_then = load.num_takers + (1.0 if takes and not is_busy else 0.0)
+        computing = _speed(here, _computing_gain(here), own_then, takers_then)
+        fleet.base_s[at] = here.base_s / _speed(here, here.core_gain, own_then, takers_then)
+        fleet.row_s[at] = here.row_s / computing
+        fleet.context_token_s[at] = here.context_token_s / computing
+        fleet.prompt_token_s[at] = here.prompt_token_s / computing
+        fleet.prompt_read_s[at] = here.prompt_read_s / computing
+        rank, at = rank + 1, following[at]
+
+
+def _price_alike(fleet: Standings, first: int, following: list[int]) -> None:
+    """With the prices of the busiest of a host for all of it that have as many cores: one that is idle most of the time
+    knows least what steps take. What cores gain is the mean of those that take any.
+    """
+    gain, num_takers, at = 0.0, 0, first
+    while at >= 0:
+        if fleet.core_gain[at] > 0.0:
+            gain += fleet.core_gain[at]
+            num_takers += 1
+        at = following[at]
+    busiest, at = standing_at(fleet, first), first
+    while at >= 0:
+        fleet.core_gain[at] = gain / num_takers if fleet.core_gain[at] > 0.0 else 0.0
+        if fleet.own_cores[at] == busiest.own_cores:
+            fleet.base_s[at] = busiest.base_s
+            fleet.row_s[at] = busiest.row_s
+            fleet.context_token_s[at] = busiest.context_token_s
+            fleet.prompt_token_s[at] = busiest.prompt_token_s
+            fleet.prompt_read_s[at] = busiest.prompt_read_s
+        at = following[at]
+
+
+def _host_load(fleet: Standings, first: int, following: list[int]) -> HostLoad:
+    members, own_busy, num_takers, queued_tokens, num_rows, num_context = 0, 0.0, 0.0, 0.0, 0.0, 0.0
+    at = first
+    while at >= 0:
+        here = standing_at(fleet, at)
+        members += 1
+        queued_tokens += here.queued_tokens
+        num_rows += here.num_rows
+        num_context += here.num_context_tokens
+        if _is_busy(here):
+            own_busy += here.own_cores
+            num_takers += 1.0 if here.core_gain > 0.0 else 0.0
+        at = following[at]
+    rows, rows_now, rows_by_core, at = 0.0, 0.0, 0.0, first
+    while at >= 0:
+        here = standing_at(fleet, at)
+        if _is_busy(here):
+            waiting = WAITING_ROWS if here.queued_tokens > 0.0 else 0.0
+            own = here.num_rows + waiting
+            gain = (_step_gain(here) * here.num_rows + _computing_gain(here) * waiting) / max(own, 1.0)
+            now = own / _speed(here, gain, own_busy, num_takers)
+            rows += own
+            rows_now += now
+            rows_by_core += now * gain / max(here.own_cores, 1.0)
+        at = following[at]
+    return HostLoad(members, own_busy, num_takers, queued_tokens, num_rows, num_context, rows, rows_now, rows_by_core)
+
+
+def _is_busy(here: Standing) -> bool:
+    return here.num_rows + here.queued_tokens > 0.0
+
+
+def _lost_rows(here: Standing, load: HostLoad) -> float:
     """How many streams of its host stand still, all together, while a replica computes that does not yet.
 
     It has its own cores back, and a share of those that are idle then.
     """
-    waiting = WAITING_ROWS * (standings.queued_tokens > 0.0)
-    rows = np.where(is_busy, standings.num_rows + waiting, 0.0)
-    gain = _step_gain(standings) * standings.num_rows + _computing_gain(standings) * waiting
-    gain = gain / np.maximum(standings.num_rows + waiting, 1.0)
-    before = _speed(standings, gain, own_busy, num_takers)
-    slowest = _sums(hosts, rows / before)
-    by_idle_core = _sums(hosts, rows / before * gain / np.maximum(standings.own_cores, 1.0))
-    idle = np.maximum(standings.host_cores - own_busy - standings.own_cores, 0.0)
-    lost: FloatArray = _sums(hosts, rows) - slowest - by_idle_core * idle / (num_takers + 1.0)
-    return LOSS_MARGIN * np.maximum(lost, 0.0)
+    idle = max(here.host_cores - load.own_busy - here.own_cores, 0.0)
+    lost = load.rows - load.rows_now - load.rows_by_core * idle / (load.num_takers + 1.0)
+    return LOSS_MARGIN * max(lost, 0.0)
 
 
-def _crowding_s(standings: Standings, hosts: SlotArray, ranks: SlotArray, num_context_tokens: float) -> FloatArray:
+def _crowding_s(here: Standing, rank: int, load: HostLoad, num_context_tokens: float) -> float:
     """All streams of a replica's host times what a step takes longer than with the best number of its workers, if the
-    replica has streams and so have those with more of them, which come first in ``ranks``.
+    replica has streams and so have those with more of them, which come before its ``rank``.
 
     Fewer workers than have rows for all streams are never best.
     """
-    num_rows = _sums(hosts, standings.num_rows) + 1.0
-    num_context = _sums(hosts, standings.num_context_tokens) + num_context_tokens
-    members = _sums(hosts, np.ones(len(hosts)))
-    most_rows = np.where(standings.max_rows > 0.0, standings.max_rows, np.inf)
-    fewest = np.minimum(np.ceil(num_rows / most_rows), members)
-    best_s = np.full(len(hosts), np.inf)
-    here_s = np.empty(len(hosts))
-    computing_gain = _computing_gain(standings)
-    for number in range(1, int(members.max()) + 1):
+    num_rows, num_context = load.num_rows + 1.0, load.num_context_tokens + num_context_tokens
+    fewest = 1.0
+    if here.max_rows > 0.0:
+        fewest = min(math.ceil(num_rows / here.max_rows), load.num_members)
+    computing_s = here.row_s * num_rows + here.context_token_s * num_context
+    best_s, here_s = math.inf, 0.0
+    for number in range(1, load.num_members + 1):
         count = float(number)
-        own_busy, num_takers = count * standings.own_cores, np.full(len(hosts), count)
-        step_s = standings.base_s / _speed(standings, standings.core_gain, own_busy, num_takers)
-        computing_s = (standings.row_s * num_rows + standings.context_token_s * num_context) / count
-        step_s += computing_s / _speed(standings, computing_gain, own_busy, num_takers)
-        is_better = (number <= members) & ((number <= fewest) | (step_s * SPREAD_MARGIN < best_s))
-        here_s = np.where(ranks == number - 1, np.maximum(step_s, SPREAD_MARGIN * best_s), here_s)
-        here_s = np.where(is_better & (ranks < number), step_s, here_s)
-        best_s = np.where(is_better, step_s, best_s)
-    crowding_s: FloatArray = num_rows * np.maximum(here_s - best_s, 0.0)
-    return crowding_s
+        own_busy = count * here.own_cores
+        step_s = here.base_s / _speed(here, here.core_gain, own_busy, count)
+        step_s += computing_s / count / _speed(here, _computing_gain(here), own_busy, count)
+        is_better = number <= fewest or step_s * SPREAD_MARGIN < best_s
+        if is_better and rank < number:
+            here_s = step_s
+        elif rank == number - 1:
+            here_s = max(step_s, SPREAD_MARGIN * best_s)
+        if is_better:
+            best_s = step_s
+    return num_rows * max(here_s - best_s, 0.0)
 
 
-def _computing_gain(standings: Standings) -> FloatArray:
+def _computing_gain(here: Standing) -> float:
     """What as many cores more gain in what rows and prompts add to a step; 0 for who takes none of others."""
-    return np.where(standings.core_gain > 0.0, COMPUTE_CORE_GAIN, 0.0)
+    return COMPUTE_CORE_GAIN if here.core_gain > 0.0 else 0.0
 
 
-def _step_gain(standings: Standings) -> FloatArray:
+def _step_gain(here: Standing) -> float:
     """What as many cores more gain in a whole step of the streams that are there: the more, the more of them."""
-    computing_s = standings.row_s * standings.num_rows + standings.context_token_s * standings.num_context_tokens
-    faster_s = standings.base_s / (1.0 + standings.core_gain) + computing_s / (1.0 + _computing_gain(standings))
-    speed: FloatArray = 1.0 + standings.core_gain
-    np.divide(standings.base_s + computing_s, faster_s, out=speed, where=faster_s > 0.0)
-    return speed - 1.0
+    computing_s = here.row_s * here.num_rows + here.context_token_s * here.num_context_tokens
+    faster_s = here.base_s / (1.0 + here.core_gain) + computing_s / (1.0 + _computing_gain(here))
+    return (here.base_s + computing_s) / faster_s - 1.0 if faster_s > 0.0 else here.core_gain
 
 
-def _speed(standings: Standings, gain: FloatArray, own_busy: FloatArray, num_takers: FloatArray) -> FloatArray:
-    """How many times as fast as on its own cores each replica is while those of its host compute that own so many.
+def _speed(here: Standing, gain: float, own_busy: float, num_takers: float) -> float:
+    """How many times as fast as on its own cores a replica is while those of its host compute that own so many.
 
     The cores of the others are divided among those that take any; as many more as its own gain it so much.
     """
-    idle = np.maximum(standings.host_cores - own_busy, 0.0) / np.maximum(num_takers, 1.0)
-    speed: FloatArray = 1.0 + gain * idle / np.maximum(standings.own_cores, 1.0)
-    return speed
-
-
-def _sums(hosts: SlotArray, values: FloatArray) -> FloatArray:
-    """Of each replica: the sum of the values of its host's."""
-    sums = np.bincount(hosts, weights=values).astype(np.float64)
-    of_each: FloatArray = sums[hosts]
-    return of_each
-
-
-def _ranks(hosts: SlotArray, standings: Standings) -> SlotArray:
-    """Of each replica: how many of its host have more streams, or as many and come before it, for every router."""
-    values = standings.num_rows + IDLE_TIE * (standings.queued_tokens > 0.0)
-    order = np.lexsort((standings.order, -values, hosts))
-    sorted_hosts = hosts[order]
-    starts = np.flatnonzero(np.concatenate(([True], sorted_hosts[1:] != sorted_hosts[:-1])))
-    places = np.arange(len(hosts)) - np.repeat(starts, np.diff(np.concatenate((starts, [len(hosts)]))))
-    ranks = np.empty(len(hosts), dtype=np.intp)
-    ranks[order] = places
-    return ranks
+    idle = max(here.host_cores - own_busy, 0.0) / max(num_takers, 1.0)
+    return 1.0 + gain * idle / max(here.own_cores, 1.0)

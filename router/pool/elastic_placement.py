@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 
 from engine.contract.messages import LoadReport
-from router.placement.fleet import FloatArray, Standings
-from router.placement.hosts import beside_others
-from router.placement.planner import Plan, Wish, choose, choose_prompt, weigh
+from router.placement.fleet import Column, Standings
+from router.placement.planner import Plan, are_any_known, choose, choose_prompt, prepare, weigh
+from router.placement.prediction import NEVER, Wish
 from router.placement.reason import Reason
 from router.pool.demand import Demand
 from router.pool.placing import NamedPlan, Placed
@@ -54,56 +56,47 @@ class ElasticPlacement:
         candidates = self._pool.candidates()
         if self._names_policy or not candidates:
             return self._by_policies(demand, num_blocks, Reason.OVERRIDE)
-        standings = self._pool.standings(candidates)
-        if not standings.are_any_known:
+        fleet = self._pool.standings(self._everyone(candidates))
+        if not are_any_known(fleet, len(candidates)):
             return self._by_policies(demand, num_blocks, Reason.MODELS_UNKNOWN)
-        cached = self._cached_tokens(demand, candidates)
         home = self._home(demand, candidates, num_blocks)
         if home is not None:
-            standings = standings._replace(
-                num_available_blocks=np.where([item is home for item in candidates], np.inf, -np.inf),
-                is_idle=np.zeros(len(candidates)),
-            )
-        wish = self._wish(demand, num_blocks, candidates)
-        priced = self._beside_others(standings, candidates, demand, num_context_tokens=demand.num_tokens)
-        plan = choose(priced, wish, cached)
+            for at, item in enumerate(candidates):
+                fleet.num_available_blocks[at] = math.inf if item is home else -math.inf
+                fleet.is_idle[at] = 0.0
+        cached, wish = self._cached_tokens(demand, candidates, fleet), self._wish(demand, num_blocks, candidates)
+        prepare(fleet, num_context_tokens=demand.num_tokens, is_promised=demand.promise.ttft_ms is not None)
+        plan = choose(fleet, wish, cached)
         if plan is None:
             return None
-        num_computed = plan.num_head_tokens or wish.num_prompt_tokens
+        num_computed = plan.num_head_tokens or demand.num_tokens
         lacking = max(num_computed - int(cached[plan.prompt]), 1)
         placed = self._placed(candidates, plan, lacking, has_home=home is not None)
         if not demand.is_traced:
             return placed
-        return replace(placed, weighed=_named(priced, wish, cached, plan, candidates))
+        return replace(placed, weighed=_named(fleet, wish, cached, plan, candidates))
 
     def place_prompt(self, demand: Demand) -> Placed | None:
         """Where a prompt is computed behind which nothing is generated; None leaves it to the policy."""
         candidates = self._pool.candidates()
         if self._names_policy or not candidates:
             return None
-        standings = self._pool.standings(candidates)
-        if not standings.are_any_known:
+        fleet = self._pool.standings(self._everyone(candidates))
+        if not are_any_known(fleet, len(candidates)):
             return None
-        cached, wish = self._cached_tokens(demand, candidates), self._wish(demand, 0, candidates)
-        at = choose_prompt(self._beside_others(standings, candidates, demand, num_context_tokens=0.0), wish, cached)
-        lacking = max(wish.num_prompt_tokens - int(cached[at]), 1)
-        replica = candidates[at]
+        cached, wish = self._cached_tokens(demand, candidates, fleet), self._wish(demand, 0, candidates)
+        prepare(fleet, num_context_tokens=0.0, is_promised=demand.promise.ttft_ms is not None)
+        at = choose_prompt(fleet, wish, cached)
+        replica, lacking = candidates[at], max(demand.num_tokens - int(cached[at]), 1)
         return Placed(stream=replica, prompt=replica, num_prompt_tokens=lacking, reason=Reason.COLOCATED)
 
-    def _beside_others(
-        self, standings: Standings, candidates: Sequence[Replica], demand: Demand, *, num_context_tokens: float
-    ) -> Standings:
-        """The candidates with their prices beside all others of their hosts, those about to go included."""
-        everyone, bystanders = self._pool.replicas, None
-        if len(candidates) < len(everyone):
-            chosen = {item.replica_id for item in candidates}
-            bystanders = self._pool.standings([item for item in everyone if item.replica_id not in chosen])
-        return beside_others(
-            standings.with_prices(),
-            num_context_tokens=num_context_tokens,
-            bystanders=bystanders,
-            is_promised=demand.promise.ttft_ms is not None,
-        )
+    def _everyone(self, candidates: Sequence[Replica]) -> Sequence[Replica]:
+        """The candidates, and behind them all others that may compute on their hosts, those about to go included."""
+        everyone = self._pool.replicas
+        if len(candidates) == len(everyone):
+            return candidates
+        chosen = {item.replica_id for item in candidates}
+        return [*candidates, *(item for item in everyone if item.replica_id not in chosen)]
 
     def _home(self, demand: Demand, candidates: Sequence[Replica], num_blocks: int) -> Replica | None:
         """The worker that generates for the request's session, among those that lean to that, if it has room."""
@@ -152,33 +145,36 @@ class ElasticPlacement:
     def _wish(self, demand: Demand, num_blocks: int, candidates: Sequence[Replica]) -> Wish:
         info = candidates[0].info
         block_size = info.block_size if info is not None else 0
+        promise = demand.promise
         return Wish(
-            num_prompt_tokens=demand.num_tokens,
-            num_new_tokens=min(demand.max_tokens - 1.0, self._num_new_tokens()),
-            least_head_tokens=LEAST_HEAD_BLOCKS * block_size if demand.may_be_split else 0,
-            num_blocks=num_blocks,
-            num_prompt_blocks=self._pool.blocks_for(demand.num_tokens + 1),
-            promise=demand.promise,
-            hand_over_s=_hand_over_s(candidates[0], demand.num_tokens),
-            key=demand.key,
+            num_prompt_tokens=float(demand.num_tokens),
+            num_new_tokens=float(min(demand.max_tokens - 1.0, self._num_new_tokens())),
+            least_head_tokens=float(LEAST_HEAD_BLOCKS * block_size if demand.may_be_split else 0),
+            num_blocks=float(num_blocks),
+            num_prompt_blocks=float(self._pool.blocks_for(demand.num_tokens + 1)),
+            ttft_s=NEVER if promise.ttft_ms is None else promise.ttft_ms / 1e3,
+            itl_s=NEVER if promise.itl_ms is None else promise.itl_ms / 1e3,
+            hand_over_s=float(_hand_over_s(candidates[0], demand.num_tokens)),
+            key=float(demand.key),
         )
 
-    def _cached_tokens(self, demand: Demand, candidates: Sequence[Replica]) -> FloatArray:
-        cached = np.zeros(len(candidates))
+    def _cached_tokens(self, demand: Demand, candidates: Sequence[Replica], fleet: Standings) -> Column:
+        """Of the prompt, at each candidate; a column of the kind that those of ``fleet`` are."""
+        cached: Any = [0.0] * len(candidates) if isinstance(fleet.host, list) else np.zeros(len(candidates))
         counts = self._pool.cached_tokens(demand)
         if not counts:
-            return cached
+            return cast("Column", cached)
         if self._places[0] is not candidates:
             self._places = (candidates, {item.replica_id: place for place, item in enumerate(candidates)})
         find = self._places[1].get
         for replica_id, num_tokens in counts.items():
             if (place := find(replica_id)) is not None:
-                cached[place] = num_tokens
-        return cached
+                cached[place] = float(num_tokens)
+        return cast("Column", cached)
 
 
 def _named(
-    fleet: Standings, wish: Wish, cached: FloatArray, chosen: Plan, candidates: Sequence[Replica]
+    fleet: Standings, wish: Wish, cached: Column, chosen: Plan, candidates: Sequence[Replica]
 ) -> list[NamedPlan]:
     """The plans that cost least, the chosen one first."""
     return [

@@ -10,11 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.contract.messages import CacheChanges, LoadReport
 from engine.contract.role import Role
 from router.errors import NoReplicaError
-from router.placement.fleet import Fleet, SlotArray, Standings
+from router.placement.fleet import Fleet, Standings
+from router.placement.machine_code import MACHINE_CODE
 from router.policies import PREFIX, Ask, Policy, make_policy
 from router.policies.session import home_of, is_overloaded
 from router.pool.demand import Demand
@@ -61,7 +63,7 @@ class ReplicaPool:
         self._clock = clock
         self._uses_cache = PREFIX in (policy, *(also or {}).values())
         self._fleet = Fleet() if also else None
-        self._slots: tuple[Sequence[Replica], SlotArray] = ((), np.empty(0, np.intp))
+        self._slots: tuple[Sequence[Replica], npt.NDArray[np.intp]] = ((), np.empty(0, np.intp))
         self.mirror = PrefixMirror(settings.max_mirrored_blocks) if mirrors_cache else None
         self._replicas: dict[str, Replica] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -320,14 +322,16 @@ class ReplicaPool:
             return ready
         return [item for item in self._replicas.values() if item.takes_requests and item.replica_id not in exclude]
 
-    def standings(self, candidates: Sequence[Replica]) -> Standings:
-        """How candidates stand, as arrays, of a pool of several roles."""
+    def standings(self, replicas: Sequence[Replica]) -> Standings:
+        """How replicas stand, of a pool of several roles; the caller may change them."""
         assert self._fleet is not None, "pools of one role choose by their policies"
+        if not MACHINE_CODE.is_for(len(replicas)):
+            return self._fleet.standings([item.slot for item in replicas])
         known, slots = self._slots
-        if known is not candidates:
-            slots = np.array([item.slot for item in candidates], np.intp)
-            self._slots = (candidates, slots)
-        return self._fleet.standings(slots)
+        if known is not replicas:
+            slots = np.array([item.slot for item in replicas], np.intp)
+            self._slots = (replicas, slots)
+        return self._fleet.standings_as_arrays(slots)
 
     def _add(self, replica: Replica) -> None:
         self._replicas[replica.replica_id] = replica

@@ -176,7 +176,7 @@ async def test_both_names_are_served_and_answers_carry_the_first(cluster: Cluste
 
 async def test_key_of_the_command_line_is_seen_in_no_process_and_no_file(cluster: ClusterProcess) -> None:
     command, *others = cluster.processes()
-    async with httpx.AsyncClient(base_url=cluster.url, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=60.0, trust_env=False) as client:
         assert (await client.get("/v1/models")).status_code == httpx.codes.UNAUTHORIZED
 
     assert len(others) > 5

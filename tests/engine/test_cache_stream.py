@@ -35,7 +35,7 @@ class Bench:
         await asyncio.to_thread(self.runner.wait_entered)
 
     async def next_message(self) -> StepMessage:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await anext(self.stream)
 
     async def close(self) -> None:

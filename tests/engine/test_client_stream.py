@@ -17,7 +17,7 @@ def delta(token: int, *, is_first: bool = False, reason: FinishReason | None = N
 
 
 async def taken(stream: ClientStream) -> list[int]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         return [item.token_ids[0] for item in await stream.take()]
 
 

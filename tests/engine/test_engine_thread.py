@@ -147,7 +147,7 @@ async def test_event_loop_goes_on_while_an_engine_is_built() -> None:
     may_end = threading.Event()
 
     def build() -> EngineCore:
-        assert may_end.wait(10), "the event loop waited for the engine"
+        assert may_end.wait(120), "the event loop waited for the engine"
         return chain_engine()
 
     engine = AsyncEngine(build)
@@ -183,7 +183,7 @@ class BusyConnector:
 
     def accept(self, hello: Any) -> Any:
         """Answer with the same."""
-        assert self.is_free.wait(10), "the event loop waited for the connector"
+        assert self.is_free.wait(120), "the event loop waited for the connector"
         return hello
 
 

@@ -40,7 +40,7 @@ async def test_a_failing_command_ends_the_engine_and_leaves_none_behind_it_unans
     engine.abort_nowait(["b"])
     runner.let_go()
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert (await running).error == ENGINE_DEAD
         assert (await behind).error == ENGINE_DEAD
     with pytest.raises(EngineDeadError, match="the books of a are gone"):

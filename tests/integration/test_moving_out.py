@@ -50,7 +50,7 @@ def settle(core: EngineCore, tokens: dict[str, list[int]], ends: Ends) -> None:
         if core.has_work():
             turn(core, tokens, ends)
         elif core.has_unfinished() or core.load_report().num_leased_blocks:
-            assert core.wake.wait(10), "nothing happens"
+            assert core.wake.wait(120), "nothing happens"
         else:
             return
     raise AssertionError("the engine does not come to rest")

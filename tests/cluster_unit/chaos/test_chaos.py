@@ -201,10 +201,10 @@ async def _tells_in_the_stream(scope: Scope, receive: Receive, send: Send) -> No
 )
 async def test_error_of_baton_is_told_apart_from_one_of_what_stands_before_it(app: ASGIApp, broken_by: str) -> None:
     ask = ChaosRequest(prompt=(1,), num_tokens=3)
-    async with live_app(app) as url, httpx.AsyncClient(base_url=url) as client:
+    async with live_app(app) as url, httpx.AsyncClient(base_url=url, timeout=60.0) as client:
         load = LoadRun(client, [ask], num_streams=1)
         load.start()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not load.answers:  # noqa: ASYNC110 (the load offers no event)
                 await asyncio.sleep(0.001)
         await load.finish()

@@ -107,6 +107,6 @@ def test_agents_use_responses(cluster: ClusterProcess, client: openai.OpenAI, mo
 
 
 def test_both_are_in_the_document(cluster: ClusterProcess) -> None:
-    paths = httpx.get(f"{cluster.url}/openapi.json", trust_env=False).json()["paths"]
+    paths = httpx.get(f"{cluster.url}/openapi.json", timeout=60.0, trust_env=False).json()["paths"]
 
     assert {"/v1/responses", "/v1/messages", "/v1/messages/count_tokens"} <= paths.keys()

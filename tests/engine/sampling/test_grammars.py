@@ -48,7 +48,7 @@ def compiled(store: GrammarStore, text: str) -> Grammar | GrammarFailure:
     ended = Event()
     store.on_end = ended.set
     while (found := store.poll(text)) is None:
-        assert ended.wait(30)
+        assert ended.wait(120)
         ended.clear()
     return found
 
@@ -66,7 +66,7 @@ def test_whoever_is_told_that_a_compilation_ended_finds_the_grammar(folder: Path
     store.on_end = look
     assert store.poll(lark('"a"')) is None
 
-    assert told.wait(30)
+    assert told.wait(120)
     assert isinstance(found[0], Grammar)
 
 

@@ -141,7 +141,6 @@ def test_o5_beams_that_lack_blocks_take_those_of_whoever_came_later() -> None:
 
 
 @pytest.mark.behaviour("O5")
-@pytest.mark.timeout(30)
 def test_o5_all_beams_wait_where_one_lacks_a_block_that_a_step_in_flight_still_holds() -> None:
     world = beam_world(num_blocks=9, max_num_seqs=6)
     world.add(search("r0", 2 * BLOCK_SIZE, max_tokens=10))

@@ -35,7 +35,7 @@ class TroubledFolder(WorkerFolder):
 
     def write(self, name: str, content: memoryview) -> None:
         """Write, unless the disk is full."""
-        assert self.may_write.wait(30)
+        assert self.may_write.wait(120)
         if self.is_full:
             raise OSError(errno.ENOSPC, "No space left on device")
         super().write(name, content)

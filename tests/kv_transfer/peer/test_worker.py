@@ -118,12 +118,12 @@ def test_stray_message_is_counted_and_harms_nobody(message: bytes) -> None:
 def test_death_of_the_thread_fails_loads_instead_of_hanging_them(caplog: pytest.LogCaptureFixture) -> None:
     wake = threading.Event()
     worker = _make_worker(DyingTransport(), wake)
-    assert wake.wait(10)
+    assert wake.wait(120)
     wake.clear()
 
     worker.execute(ConnectorOrders(loads=(ORDER,)))
 
-    assert wake.wait(10)
+    assert wake.wait(120)
     assert not worker.is_alive
     assert [ended.failed_block_ids for ended in worker.collect().loads] == [(2,)]
     assert "the connector's thread died" in caplog.text

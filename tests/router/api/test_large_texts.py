@@ -25,7 +25,7 @@ class GatedTokenizer(Tokenizer):
     def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """As the tokenizer does, but later."""
         self.texts.extend(texts)
-        assert self.gate.wait(timeout=20)
+        assert self.gate.wait(120)
         return super().encode_all(texts, add_special_tokens=add_special_tokens)
 
 

@@ -199,7 +199,11 @@ def test_timeline_keeps_the_newest_entries_only() -> None:
 
 
 async def test_stream_over_http_ends_sampling_when_its_client_leaves(model_dir: Path) -> None:
-    async with router_rig(model_dir) as rig, live_app(rig.app) as url, httpx.AsyncClient(trust_env=False) as client:
+    async with (
+        router_rig(model_dir) as rig,
+        live_app(rig.app) as url,
+        httpx.AsyncClient(timeout=60.0, trust_env=False) as client,
+    ):
         async with client.stream("GET", f"{url}/admin/events") as response:
             assert response.headers["content-type"].startswith("text/event-stream")
             lines = response.aiter_lines()

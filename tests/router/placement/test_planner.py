@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from engine.contract.promise import Promise
 from engine.contract.step_time import aim_share
 from router.placement.fleet import Fleet, Standing
-from router.placement.planner import Plan, Wish, choose, choose_prompt, costs, predict, weigh
-from tests.support.router.standings import MODEL, fleet_of, standing
+from router.placement.planner import Plan, are_any_known, choose, choose_prompt, prepare, weigh
+from router.placement.prediction import Wish
+from tests.support.router.standings import MODEL, costs_at, fleet_of, predictions, standing, wish_of
 
 
 def plan_of(*replicas: Standing, cached: tuple[float, ...] = (), **changes: object) -> Plan | None:
-    wish = Wish(**{"num_prompt_tokens": 1000, "num_new_tokens": 100.0, "hand_over_s": 0.02, **changes})  # type: ignore[arg-type]
-    return choose(fleet_of(*replicas), wish, np.array(cached or [0.0] * len(replicas)))
+    wish = wish_of(**{"num_prompt_tokens": 1000, "num_new_tokens": 100.0, "hand_over_s": 0.02, **changes})  # type: ignore[arg-type]
+    return choose(fleet_of(*replicas), wish, list(cached) or [0.0] * len(replicas))
 
 
 REPLICAS = st.lists(
@@ -36,14 +37,14 @@ REPLICAS = st.lists(
     max_size=6,
 )
 WISHES = st.builds(
-    Wish,
+    wish_of,
     num_prompt_tokens=st.integers(1, 30_000),
     num_new_tokens=st.integers(0, 2000).map(float),
-    num_blocks=st.integers(0, 120),
-    num_prompt_blocks=st.integers(0, 120),
+    num_blocks=st.integers(0, 120).map(float),
+    num_prompt_blocks=st.integers(0, 120).map(float),
     promise=st.builds(Promise, ttft_ms=st.none() | st.floats(1, 60_000), itl_ms=st.none() | st.floats(1, 1000)),
     hand_over_s=st.floats(0, 1),
-    key=st.integers(0, 2**32 - 1),
+    key=st.integers(0, 2**32 - 1).map(float),
 )
 
 
@@ -51,7 +52,7 @@ WISHES = st.builds(
 def test_streams_go_where_there_is_room_and_nobody_waits_while_there_is_some(
     replicas: list[Standing], wish: Wish
 ) -> None:
-    plan = choose(fleet_of(*replicas), wish, np.zeros(len(replicas)))
+    plan = choose(fleet_of(*replicas), wish, [0.0] * len(replicas))
 
     has_room = [item.num_available_blocks >= wish.num_blocks or item.is_idle > 0 for item in replicas]
     assert (plan is not None) == any(has_room)
@@ -60,22 +61,24 @@ def test_streams_go_where_there_is_room_and_nobody_waits_while_there_is_some(
 
 @given(replicas=REPLICAS, wish=WISHES)
 def test_no_worker_alone_would_cost_less(replicas: list[Standing], wish: Wish) -> None:
-    fleet, cached = fleet_of(*replicas), np.zeros(len(replicas))
+    fleet, cached = fleet_of(*replicas), [0.0] * len(replicas)
     plan = choose(fleet, wish, cached)
-    prompt, stream, _ = costs(fleet, wish, cached)
-    has_room = (fleet.num_available_blocks >= wish.num_blocks) | (fleet.is_idle > 0)
+    together = [
+        here.prompt + here.stream
+        for here, item in zip(costs_at(fleet, wish), replicas, strict=True)
+        if item.num_available_blocks >= wish.num_blocks or item.is_idle > 0
+    ]
 
-    assert plan is None or plan.cost <= 1.08 * np.where(has_room, prompt + stream, np.inf).min()
+    assert plan is None or plan.cost <= 1.08 * min(together)
 
 
 @given(replicas=REPLICAS, wish=WISHES, queued=st.integers(1, 50_000))
 def test_more_ahead_is_never_predicted_to_be_sooner(replicas: list[Standing], wish: Wish, queued: int) -> None:
-    cached = np.zeros(len(replicas))
     longer = [item._replace(queued_tokens=item.queued_tokens + queued) for item in replicas]
 
-    before, after = (predict(fleet_of(*items), wish, cached).ttft_s for items in (replicas, longer))
+    before, after = (predictions(fleet_of(*items), wish) for items in (replicas, longer))
 
-    assert (after >= before).all()
+    assert all(later.ttft_s >= sooner.ttft_s for sooner, later in zip(before, after, strict=True))
 
 
 def test_an_idle_worker_does_all_of_a_request() -> None:
@@ -122,8 +125,8 @@ def test_a_prompt_that_is_cached_where_there_is_room_is_not_split() -> None:
 
 def test_splitting_a_prompt_is_weighed_whether_it_is_chosen_or_not() -> None:
     fleet = fleet_of(standing(num_rows=24.0, num_context_tokens=24_000.0), standing())
-    wish = Wish(num_prompt_tokens=8000, num_new_tokens=100.0, least_head_tokens=64)
-    cached = np.array([4800.0, 0.0])
+    wish = wish_of(8000, 100.0, least_head_tokens=64.0)
+    cached = [4800.0, 0.0]
     chosen = choose(fleet, wish, cached)
     assert chosen is not None
 
@@ -143,11 +146,11 @@ def test_splitting_a_prompt_is_weighed_whether_it_is_chosen_or_not() -> None:
 def test_a_prompt_is_split_only_where_that_costs_less(
     replicas: list[Standing], wish: Wish, data: st.DataObject
 ) -> None:
-    sizes = st.integers(0, wish.num_prompt_tokens - 1).map(float)
-    cached = np.array(data.draw(st.lists(sizes, min_size=len(replicas), max_size=len(replicas))))
+    sizes = st.integers(0, int(wish.num_prompt_tokens) - 1).map(float)
+    cached = data.draw(st.lists(sizes, min_size=len(replicas), max_size=len(replicas)))
     fleet = fleet_of(*replicas)
 
-    whole, split = (choose(fleet, replace(wish, least_head_tokens=least), cached) for least in (0, 64))
+    whole, split = (choose(fleet, wish._replace(least_head_tokens=least), cached) for least in (0.0, 64.0))
 
     assert (whole is None) == (split is None)
     if whole is None or split is None or not split.num_head_tokens:
@@ -183,13 +186,13 @@ def test_a_prompt_leaves_a_queue_that_would_break_its_promise() -> None:
 
 def test_a_step_beside_streams_takes_as_many_prompt_tokens_as_the_promised_gap_leaves() -> None:
     alone, beside = standing(), standing(num_rows=20.0)
-    wish = Wish(num_prompt_tokens=2000, num_new_tokens=10.0, promise=Promise(itl_ms=40.0))
+    wish = wish_of(2000, 10.0, promise=Promise(itl_ms=40.0))
 
-    predicted = predict(fleet_of(alone, beside), wish, np.zeros(2))
+    there, here = predictions(fleet_of(alone, beside), wish)
 
-    assert predicted.ttft_s[0] == pytest.approx(MODEL.prompt_seconds(2000), rel=0.05)
-    num_steps = np.ceil(2000 * 0.0002 / (aim_share(MODEL.error) * 0.040 - 0.015))
-    assert predicted.ttft_s[1] == pytest.approx(2000 * 0.0002 + num_steps * 0.015, rel=0.05)
+    assert there.ttft_s == pytest.approx(MODEL.prompt_seconds(2000), rel=0.05)
+    num_steps = math.ceil(2000 * 0.0002 / (aim_share(MODEL.error) * 0.040 - 0.015))
+    assert here.ttft_s == pytest.approx(2000 * 0.0002 + num_steps * 0.015, rel=0.05)
 
 
 @pytest.mark.parametrize(("num_prompt_tokens", "num_new_tokens", "at"), [(4000, 2.0, 0), (10, 500.0, 1)])
@@ -223,47 +226,53 @@ def test_unknown_prices_are_taken_to_be_those_of_the_others() -> None:
     unknown = standing()._replace(base_s=0.0, row_s=0.0, prompt_token_s=0.0, is_known=0.0, knows_prompts=0.0)
     fleet = fleet_of(standing(), unknown)
 
-    assert fleet.are_any_known
-    assert not fleet_of(unknown).are_any_known
-    assert fleet.with_prices().prompt_token_s.tolist() == pytest.approx([MODEL.prompt_token_s] * 2)
+    assert are_any_known(fleet, 2)
+    assert not are_any_known(fleet_of(unknown), 1)
+    prepare(fleet, num_context_tokens=0.0)
+    assert fleet.prompt_token_s == pytest.approx([MODEL.prompt_token_s] * 2)
+
+
+def test_what_is_known_of_workers_that_take_no_requests_is_no_reason_to_predict() -> None:
+    unknown = standing()._replace(is_known=0.0, knows_prompts=0.0)
+
+    assert not are_any_known(fleet_of(unknown, standing()), 1)
 
 
 def test_prompts_are_not_priced_by_workers_that_saw_none() -> None:
     fresh = standing(prompt_token_s=0.02, prompt_read_s=1e-6, knows_prompts=0.0)
     fleet = fleet_of(standing(), fresh)
 
-    assert not fleet_of(fresh).are_any_known
-    assert fleet.with_prices().prompt_token_s.tolist() == pytest.approx([MODEL.prompt_token_s] * 2)
-    assert fleet.with_prices().prompt_read_s.tolist() == pytest.approx([MODEL.prompt_read_s] * 2)
+    assert not are_any_known(fleet_of(fresh), 1)
+    prepare(fleet, num_context_tokens=0.0)
+    assert fleet.prompt_token_s == pytest.approx([MODEL.prompt_token_s] * 2)
+    assert fleet.prompt_read_s == pytest.approx([MODEL.prompt_read_s] * 2)
 
 
 def test_prices_without_any_of_a_token_predict_a_finite_number_of_steps() -> None:
     only_reads = standing(prompt_token_s=0.0, prompt_read_s=1e-6)
-    wish = Wish(num_prompt_tokens=1000, num_new_tokens=0.0, promise=Promise(itl_ms=100.0))
+    [predicted] = predictions(fleet_of(only_reads), wish_of(1000, 0.0, promise=Promise(itl_ms=100.0)))
 
-    predicted = predict(fleet_of(only_reads), wish, np.zeros(1))
-
-    assert predicted.ttft_s[0] == pytest.approx(0.5 + MODEL.base_s, rel=0.05)
+    assert predicted.ttft_s == pytest.approx(0.5 + MODEL.base_s, rel=0.05)
 
 
 def test_coming_to_a_worker_in_long_steps_costs_more_than_to_a_calm_one() -> None:
     fleet = fleet_of(standing(num_rows=1.0, queued_tokens=500.0, prompt_share=0.9), standing(num_rows=1.0))
-    wish = Wish(num_prompt_tokens=500, num_new_tokens=9.0, promise=Promise(ttft_ms=2000.0, itl_ms=100.0))
+    wish = wish_of(500, 9.0, promise=Promise(ttft_ms=2000.0, itl_ms=100.0))
 
-    joining_s = predict(fleet, wish, np.zeros(2)).joining_s
-    joining = costs(fleet, wish, np.zeros(2)).joining
+    hurried, calm = predictions(fleet, wish)
+    costs = costs_at(fleet, wish)
 
-    assert joining_s[0] > 0.1 > joining_s[1]
-    assert joining[0] > 50 * joining[1]
+    assert hurried.joining_s > 0.1 > calm.joining_s
+    assert costs[0].joining > 50 * costs[1].joining
 
 
 def test_a_stream_waits_longer_for_a_worker_that_has_only_prompts() -> None:
-    wish = Wish(num_prompt_tokens=2000, num_new_tokens=9.0, promise=Promise(itl_ms=100.0))
-    with_streams, without = standing(num_rows=1.0, queued_tokens=4000.0), standing(queued_tokens=4000.0)
+    wish = wish_of(2000, 9.0, promise=Promise(itl_ms=100.0))
+    replicas = standing(num_rows=1.0, queued_tokens=4000.0), standing(queued_tokens=4000.0)
 
-    joining_s = predict(fleet_of(with_streams, without), wish, np.zeros(2)).joining_s
+    with_streams, without = predictions(fleet_of(*replicas), wish)
 
-    assert joining_s[1] > joining_s[0] + 0.1
+    assert without.joining_s > with_streams.joining_s + 0.1
 
 
 def test_a_queue_that_leaves_no_slack_is_avoided_before_it_breaks_the_promise() -> None:
@@ -277,10 +286,9 @@ def test_a_queue_that_leaves_no_slack_is_avoided_before_it_breaks_the_promise() 
 
 
 def test_a_prompt_alone_goes_where_it_is_done_and_delays_nobody() -> None:
-    wish = Wish(num_prompt_tokens=1000, num_new_tokens=0.0)
     fleet = fleet_of(standing(num_rows=40.0), standing(queued_tokens=100.0))
 
-    assert choose_prompt(fleet, wish, np.zeros(2)) == 1
+    assert choose_prompt(fleet, wish_of(1000, 0.0), [0.0, 0.0]) == 1
 
 
 def test_slots_are_used_again_and_there_are_always_enough() -> None:

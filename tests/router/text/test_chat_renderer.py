@@ -38,7 +38,7 @@ class HeldTemplate(ChatTemplate):
     ) -> str:
         self.threads.append(threading.current_thread().name)
         if budget is None:
-            assert self.let_go.wait(timeout=30)
+            assert self.let_go.wait(120)
         return super().render(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, arguments=arguments, budget=budget
         )

@@ -111,7 +111,7 @@ async def test_a_reader_that_leaves_closes_the_frames(server: FrameServer) -> No
 
     await reader.aclose()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await frames.closed.wait()
 
 
@@ -292,7 +292,7 @@ async def test_what_was_asked_is_done_though_the_router_left(server: FrameServer
     await frames.closed.wait()
     may_answer.set()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await done.wait()
 
 
@@ -330,7 +330,7 @@ async def test_sending_to_a_reader_that_left_does_nothing_but_end_the_connection
 
     await asyncio.to_thread(connection.send, b"a")
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await connection.ended
     connection.close()
     connection.send(b"b")

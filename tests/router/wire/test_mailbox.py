@@ -15,7 +15,7 @@ def delta(*token_ids: int, reason: FinishReason | None = None, num_cached: int |
 
 
 async def taken(mailbox: Mailbox) -> list[tuple[int, ...]]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         return [item.token_ids for item in await mailbox.take()]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_TOKENS = 12
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
 KEY = "none"
 
 # Read when the libraries are imported: none is to fetch prices, or to tell anybody of its calls.

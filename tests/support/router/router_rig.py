@@ -66,7 +66,7 @@ class RouterRig:
         )
 
 
-async def until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
     """Let the event loop run until something is so; fail when it does not become so."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 (any condition, on objects without events)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.step_time import StepTimeModel
-from router.placement.fleet import Fleet, Standing, Standings, prices_of
+from router.placement.fleet import Fleet, Standing, Standings, prices_of, standing_at
+from router.placement.prediction import NEVER, Cost, Prediction, Wish, cost, predict
 
 MODEL = StepTimeModel(
     base_s=0.005, row_s=0.0005, context_token_s=1e-7, prompt_token_s=0.0002, prompt_read_s=1e-9, error=0.1, num_steps=99
@@ -25,4 +25,23 @@ def fleet_of(*replicas: Standing) -> Standings:
     slots = [fleet.take_slot() for _ in replicas]
     for slot, replica in zip(slots, replicas, strict=True):
         fleet.write(slot, replica)
-    return fleet.standings(np.array(slots, np.intp))
+    return fleet.standings(slots)
+
+
+def wish_of(num_prompt_tokens: int, num_new_tokens: float, *, promise: Promise = NO_PROMISE, **others: float) -> Wish:
+    """What is to be placed, by a promise in milliseconds."""
+    ttft_s, itl_s = (
+        NEVER if milliseconds is None else milliseconds / 1e3 for milliseconds in (promise.ttft_ms, promise.itl_ms)
+    )
+    return Wish(float(num_prompt_tokens), num_new_tokens, ttft_s=ttft_s, itl_s=itl_s, **others)
+
+
+def predictions(fleet: Standings, wish: Wish) -> list[Prediction]:
+    """At each replica, of a prompt of which nothing is cached."""
+    replicas = [standing_at(fleet, at) for at in range(len(fleet.host))]
+    return [predict(replica, wish.num_prompt_tokens, wish.itl_s, 0.0) for replica in replicas]
+
+
+def costs_at(fleet: Standings, wish: Wish) -> list[Cost]:
+    """Likewise."""
+    return [cost(standing_at(fleet, at), wish, 0.0, NEVER, 0.0) for at in range(len(fleet.host))]

@@ -46,7 +46,7 @@ CASES = {
 
 
 async def post(rig: RouterRig, path: str, body: dict[str, Any]) -> tuple[int, str]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         response = await rig.client.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
     return response.status_code, response.text
 

@@ -21,7 +21,11 @@ ENDLESS = {"prompt": "hello", "max_tokens": 500, "ignore_eos": True}
 @pytest.mark.parametrize("stage", ["prefill", "decode"])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_client_that_leaves_frees_everything(model_dir: Path, stage: str, stream: bool) -> None:
-    async with router_rig(model_dir) as rig, live_app(rig.app) as url, httpx.AsyncClient(base_url=url) as client:
+    async with (
+        router_rig(model_dir) as rig,
+        live_app(rig.app) as url,
+        httpx.AsyncClient(base_url=url, timeout=60.0) as client,
+    ):
         replica = (rig.prefill if stage == "prefill" else rig.decode)[0]
         replica.gate.clear()
         answer = asyncio.create_task(client.post("/v1/completions", json={**ENDLESS, "stream": stream}))
@@ -30,14 +34,18 @@ async def test_client_that_leaves_frees_everything(model_dir: Path, stage: str, 
         with contextlib.suppress(asyncio.CancelledError):
             await answer
 
-        await until(lambda: replica.seen[0].request_id in replica.aborted, timeout_s=1.0)
+        await until(lambda: replica.seen[0].request_id in replica.aborted)
         replica.gate.set()
         await until(rig.is_at_rest)
         assert rig.service.counters.num_cancelled == 1
 
 
 async def test_client_that_leaves_in_the_middle_of_a_stream_stops_the_tokens(model_dir: Path) -> None:
-    async with router_rig(model_dir) as rig, live_app(rig.app) as url, httpx.AsyncClient(base_url=url) as client:
+    async with (
+        router_rig(model_dir) as rig,
+        live_app(rig.app) as url,
+        httpx.AsyncClient(base_url=url, timeout=60.0) as client,
+    ):
         rig.decode[0].gate.clear()
         async with client.stream("POST", "/v1/chat/completions", json=chat_body()) as response:
             async for line in response.aiter_lines():
@@ -45,7 +53,7 @@ async def test_client_that_leaves_in_the_middle_of_a_stream_stops_the_tokens(mod
                     break
 
         # Only the first token was ever there: prefill's went out before decode made any.
-        await until(lambda: bool(rig.decode[0].aborted), timeout_s=1.0)
+        await until(lambda: bool(rig.decode[0].aborted))
         assert rig.decode[0].num_tokens == 0
         rig.decode[0].gate.set()
         await until(rig.is_at_rest)
@@ -67,13 +75,13 @@ async def test_connection_that_is_lost_with_the_proxy_in_front_frees_everything(
 
             await rig.app(scope, receive_of_proxy, send)
 
-        async with live_app(through_proxy) as url, httpx.AsyncClient(base_url=url) as client:
+        async with live_app(through_proxy) as url, httpx.AsyncClient(base_url=url, timeout=60.0) as client:
             rig.decode[0].gate.clear()
             answer = asyncio.create_task(client.post("/v1/completions", json={**ENDLESS, "stream": True}))
             await until(lambda: bool(rig.decode[0].running))
             is_proxy_gone.set()
             try:
-                await until(lambda: rig.decode[0].seen[0].request_id in rig.decode[0].aborted, timeout_s=1.0)
+                await until(lambda: rig.decode[0].seen[0].request_id in rig.decode[0].aborted)
             finally:
                 rig.decode[0].gate.set()
                 with contextlib.suppress(httpx.RemoteProtocolError):  # nobody writes the rest of it
@@ -95,13 +103,13 @@ async def test_clients_that_leave_at_random_moments_leave_nothing(model_dir: Pat
     async with (
         router_rig(model_dir, num_prefill=2, num_decode=2) as rig,
         live_app(rig.app) as url,
-        httpx.AsyncClient(base_url=url, limits=limits) as client,
+        httpx.AsyncClient(base_url=url, limits=limits, timeout=60.0) as client,
     ):
-        for _ in range(4):
+        counters, num_rounds = rig.service.counters, 0
+        while num_rounds < 4 or not counters.num_cancelled:  # on a busy machine few come as far as to be served
             await asyncio.gather(*(visit(client, number) for number in range(30)))
+            num_rounds += 1
         await until(rig.is_at_rest)
-        counters = rig.service.counters
-        assert counters.num_cancelled > 0
         assert counters.num_requests == counters.num_finished + counters.num_cancelled + counters.num_failed
 
 

@@ -168,7 +168,7 @@ def test_names_that_mean_this_machine(name: str, expected: bool) -> None:
 
 
 async def test_newcomers_own_requests_come_through_on_a_real_socket(rig: RouterRig) -> None:
-    async with live_app(rig.app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    async with live_app(rig.app) as url, httpx.AsyncClient(base_url=url, timeout=60.0, trust_env=False) as client:
         answers = [await client.get("/v1/models", headers=headers) for headers in ({}, {"Host": "evil.example"})]
 
     assert [answer.status_code for answer in answers] == [200, 403]

@@ -60,7 +60,7 @@ async def served(model_dir: Path, settings: RouterSettings) -> AsyncIterator[tup
     async with (
         router_rig(model_dir, settings=settings) as rig,
         live_app(rig.app) as url,
-        httpx.AsyncClient(base_url=url, headers={"Content-Type": "application/json"}) as client,
+        httpx.AsyncClient(base_url=url, headers={"Content-Type": "application/json"}, timeout=60.0) as client,
     ):
         yield rig, url, client
         await until(lambda: rig.service.body_room.num_taken_bytes == 0)

@@ -37,7 +37,11 @@ async def test_every_probe_finds_its_health_check(model_dir: Path, path: str) ->
 
 @pytest.mark.parametrize("path", [*READABLE, "/v1/models/other", "/nothing-here"])
 async def test_head_is_get_without_the_body(model_dir: Path, path: str) -> None:
-    async with router_rig(model_dir) as rig, live_app(rig.app) as url, httpx.AsyncClient(base_url=url) as client:
+    async with (
+        router_rig(model_dir) as rig,
+        live_app(rig.app) as url,
+        httpx.AsyncClient(base_url=url, timeout=60.0) as client,
+    ):
         got, asked = await client.get(path), await client.head(path)
 
         changing = ("x-request-id", "date", *(("content-length",) if path == "/metrics" else ()))

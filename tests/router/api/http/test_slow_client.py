@@ -51,7 +51,7 @@ async def post(rig: RouterRig, path: str, body: dict[str, Any], blocks_at: Calla
         if blocks_at(message):
             await never.wait()
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await rig.app({**SCOPE, "path": path, "raw_path": path.encode()}, receive, send)
     return sent
 

@@ -1,0 +1,107 @@
+"""The loops of a choice, as Python runs them among few replicas and as machine code among many.
+
+Among two replicas a choice takes Python some 30 microseconds, among 256 a hundred times as long. So where there are
+many numba compiles the same functions, with the same results to the bit; that takes seconds, in a thread of its own,
+and Python does until it ends. Processes with few replicas never load numba.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from router.placement import fleet, hosts, plans, prediction
+from router.placement.fleet import Column, Standing, Standings
+from router.placement.plans import Costs, Way
+from router.placement.prediction import Wish
+
+MANY = 16
+"""From so many replicas on machine code is faster, with what it takes to hand it arrays."""
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+
+class Loops(NamedTuple):
+    """What a choice calls; see :mod:`router.placement.plans`."""
+
+    prepare: Callable[[Standings, float, bool], None]
+    assess: Callable[[Standings, Wish, Column, Costs], None]
+    best_way: Callable[[Standings, Wish, Column, Costs], Way]
+    best_prompt: Callable[[Standings, Wish, Column, Costs], int]
+    best_split: Callable[[Standings, Wish, Column, Costs, int], Way]
+
+
+PLAIN = Loops(plans.prepare, plans.assess, plans.best_way, plans.best_prompt, plans.best_split)
+
+
+class MachineCode:
+    """The compiled loops, once somebody asked for them. One a process, since compiling them takes seconds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._compiling: threading.Thread | None = None
+        self._compiled: Loops | None = None
+
+    def is_for(self, num_replicas: int) -> bool:
+        """True when a choice among so many should use it, and it is there; begins to compile it if it is not."""
+        if num_replicas < MANY:
+            return False
+        if self._compiled is None and self._compiling is None:
+            with self._lock:
+                if self._compiling is None:
+                    self._compiling = threading.Thread(target=self._compile, name="compile choice", daemon=True)
+                    self._compiling.start()
+        return self._compiled is not None
+
+    def wait(self) -> None:
+        """Return when compiling has ended, if it has begun."""
+        if self._compiling is not None:
+            self._compiling.join()
+
+    def loops_of(self, standings: Standings) -> Loops:
+        """Those that read such columns."""
+        if isinstance(standings.host, list):
+            return PLAIN
+        assert self._compiled is not None, "there are arrays only once there is machine code to read them"
+        return self._compiled
+
+    def _compile(self) -> None:
+        try:
+            self._compiled = compiled()
+        except Exception:
+            logger.exception("the choice was not compiled: among many replicas it takes longer than it could")
+
+
+MACHINE_CODE = MachineCode()
+
+
+def compiled() -> Loops:
+    """Machine code of the loops; takes seconds."""
+    # Here, because it takes 60 MB and a part of a second.
+    from numba import njit
+    from numba.extending import register_jitable
+
+    for module in (fleet, hosts, prediction, plans):
+        for part in vars(module).values():
+            if isinstance(part, FunctionType) and part.__module__ == module.__name__:
+                register_jitable(forceinline=True)(part)
+    loops = Loops(*(cast("Any", njit(loop, nogil=True)) for loop in PLAIN))
+    _call_each(loops)
+    return loops
+
+
+def _call_each(loops: Loops) -> None:
+    """Calls compile."""
+    values = np.ones((len(Standing._fields), 2))
+    standings = Standings(*cast("Any", values))
+    wish, cached, costs = Wish(*[1.0] * len(Wish._fields)), np.zeros(2), Costs(*cast("Any", np.zeros((4, 2))))
+    loops.prepare(standings, 1.0, True)
+    loops.assess(standings, wish, cast("Column", cached), costs)
+    loops.best_way(standings, wish, cast("Column", cached), costs)
+    loops.best_prompt(standings, wish, cast("Column", cached), costs)
+    loops.best_split(standings, wish, cast("Column", cached), costs, 0)
