@@ -51,12 +51,11 @@ class HostLoad(NamedTuple):
     rows_by_core: float
 
 
-def share_cores(fleet: Standings, num_context_tokens: float, is_promised: bool) -> None:
+def share_cores(fleet: Standings, num_context_tokens: float) -> None:
     """Give replicas the prices that hold if the request goes there, and take note of what it does to others there.
 
-    The request has ``num_context_tokens``. If it ``is_promised`` a first token in time, it is not to have it at the
-    cost of prompts that wait already: another worker that begins makes those of its host late. All prices must be
-    known.
+    The request has ``num_context_tokens``. It is not to have its first token at the cost of prompts that wait already:
+    another worker that begins makes those of its host later. All prices must be known.
     """
     num_hosts = 0
     for at in range(len(fleet.host)):
@@ -70,7 +69,7 @@ def share_cores(fleet: Standings, num_context_tokens: float, is_promised: bool) 
             _rank(fleet, at, first, following)
     for host in range(num_hosts):
         if first[host] >= 0:
-            _price_host(fleet, first[host], following, num_context_tokens, is_promised)
+            _price_host(fleet, first[host], following, num_context_tokens)
 
 
 def _shares(fleet: Standings, at: int) -> bool:
@@ -99,9 +98,7 @@ def _comes_before(one: Standing, other: Standing) -> bool:
     return streams > of_other or (streams == of_other and one.order < other.order)
 
 
-def _price_host(
-    fleet: Standings, first: int, following: list[int], num_context_tokens: float, is_promised: bool
-) -> None:
+def _price_host(fleet: Standings, first: int, following: list[int], num_context_tokens: float) -> None:
     _price_alike(fleet, first, following)
     load = _host_load(fleet, first, following)
     rank, at = 0, first
@@ -110,7 +107,7 @@ def _price_host(
         is_busy, takes = _is_busy(here), here.core_gain > 0.0
         fleet.lost_rows[at] = 0.0 if is_busy else _lost_rows(here, load)
         fleet.crowding_s[at] = _crowding_s(here, rank, load, num_context_tokens)
-        fleet.is_behind[at] = 1.0 if is_promised and not is_busy and load.queued_tokens > 0.0 else 0.0
+        fleet.is_behind[at] = 1.0 if not is_busy and load.queued_tokens > 0.0 else 0.0
         own_then = load.own_busy + (0.0 if is_busy else here.own_cores)
         takers_then = load.num_takers + (1.0 if takes and not is_busy else 0.0)
         computing = _speed(here, _computing_gain(here), own_then, takers_then)

@@ -29,7 +29,7 @@ logger = logging.getLogger(f"baton.{__name__}")
 class Loops(NamedTuple):
     """What a choice calls; see :mod:`router.placement.plans`."""
 
-    prepare: Callable[[Standings, float, bool], None]
+    prepare: Callable[[Standings, float], None]
     assess: Callable[[Standings, Wish, Column, Costs], None]
     best_way: Callable[[Standings, Wish, Column, Costs], Way]
     best_prompt: Callable[[Standings, Wish, Column, Costs], int]
@@ -100,7 +100,7 @@ def _call_each(loops: Loops) -> None:
     values = np.ones((len(Standing._fields), 2))
     standings = Standings(*cast("Any", values))
     wish, cached, costs = Wish(*[1.0] * len(Wish._fields)), np.zeros(2), Costs(*cast("Any", np.zeros((4, 2))))
-    loops.prepare(standings, 1.0, True)
+    loops.prepare(standings, 1.0)
     loops.assess(standings, wish, cast("Column", cached), costs)
     loops.best_way(standings, wish, cast("Column", cached), costs)
     loops.best_prompt(standings, wish, cast("Column", cached), costs)

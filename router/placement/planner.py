@@ -58,14 +58,14 @@ def are_any_known(fleet: Standings, num_candidates: int) -> bool:
     return any(fleet.knows_prompts[at] > 0.0 for at in range(num_candidates))
 
 
-def prepare(fleet: Standings, *, num_context_tokens: float, is_promised: bool = False) -> None:
+def prepare(fleet: Standings, *, num_context_tokens: float) -> None:
     """Change the prices of replicas to those that hold if a request with so much context goes there.
 
     Those that nobody knows are the mean of the others'; who shares the cores of a host is slower or faster, and its
     neighbours with it. Before any other function here. The candidates are the first of the replicas; those behind
     them, which take no requests, still compute.
     """
-    MACHINE_CODE.loops_of(fleet).prepare(fleet, float(num_context_tokens), is_promised)
+    MACHINE_CODE.loops_of(fleet).prepare(fleet, float(num_context_tokens))
 
 
 def choose(fleet: Standings, wish: Wish, cached_tokens: Column) -> Plan | None:

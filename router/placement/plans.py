@@ -45,10 +45,10 @@ class Costs(NamedTuple):
     ttft_s: Column
 
 
-def prepare(fleet: Standings, num_context_tokens: float, is_promised: bool) -> None:
+def prepare(fleet: Standings, num_context_tokens: float) -> None:
     """Have every replica tell the prices that would hold if a request with so much context went there."""
     fill_prices(fleet)
-    share_cores(fleet, num_context_tokens, is_promised)
+    share_cores(fleet, num_context_tokens)
 
 
 def assess(fleet: Standings, wish: Wish, cached_tokens: Column, costs: Costs) -> None:

@@ -65,7 +65,7 @@ class ElasticPlacement:
                 fleet.num_available_blocks[at] = math.inf if item is home else -math.inf
                 fleet.is_idle[at] = 0.0
         cached, wish = self._cached_tokens(demand, candidates, fleet), self._wish(demand, num_blocks, candidates)
-        prepare(fleet, num_context_tokens=demand.num_tokens, is_promised=demand.promise.ttft_ms is not None)
+        prepare(fleet, num_context_tokens=demand.num_tokens)
         plan = choose(fleet, wish, cached)
         if plan is None:
             return None
@@ -85,7 +85,7 @@ class ElasticPlacement:
         if not are_any_known(fleet, len(candidates)):
             return None
         cached, wish = self._cached_tokens(demand, candidates, fleet), self._wish(demand, 0, candidates)
-        prepare(fleet, num_context_tokens=0.0, is_promised=demand.promise.ttft_ms is not None)
+        prepare(fleet, num_context_tokens=0.0)
         at = choose_prompt(fleet, wish, cached)
         replica, lacking = candidates[at], max(demand.num_tokens - int(cached[at]), 1)
         return Placed(stream=replica, prompt=replica, num_prompt_tokens=lacking, reason=Reason.COLOCATED)

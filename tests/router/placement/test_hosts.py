@@ -14,7 +14,7 @@ from router.placement import hosts
 from router.placement.fleet import Standing, Standings
 from router.placement.hosts import LOSS_MARGIN, SPREAD_MARGIN, WAITING_ROWS
 from router.placement.planner import Plan, choose, prepare
-from router.placement.prediction import NEVER, Wish
+from router.placement.prediction import Wish
 from tests.support.router.standings import MODEL, fleet_of, predictions, standing, wish_of
 
 GAIN = 0.8
@@ -43,7 +43,7 @@ def beside_others(*workers: Standing, num_context_tokens: float = 0.0) -> Standi
 def plan_of(*workers: Standing, wish: Wish = WISH, leaving: tuple[Standing, ...] = ()) -> Plan:
     """Where a request goes, which is to no worker that is ``leaving``."""
     fleet = fleet_of(*workers, *leaving)
-    prepare(fleet, num_context_tokens=wish.num_prompt_tokens, is_promised=wish.ttft_s < NEVER)
+    prepare(fleet, num_context_tokens=wish.num_prompt_tokens)
     plan = choose(fleet, wish, [0.0] * len(workers))
     assert plan is not None
     return plan
@@ -191,13 +191,14 @@ PROMISED = wish_of(500, 100.0, hand_over_s=0.01, promise=Promise(ttft_ms=600.0, 
 
 @pytest.mark.parametrize("queued_tokens", [100.0, 1000.0, 5000.0])
 @pytest.mark.parametrize("idle_leans_to_prompts", [0.0, 1.0])
-def test_no_worker_takes_cores_from_prompts_that_wait_to_keep_a_promise(
-    queued_tokens: float, idle_leans_to_prompts: float
+@pytest.mark.parametrize("wish", [PROMISED, wish_of(500, 100.0, hand_over_s=0.01)], ids=["promised", "not-promised"])
+def test_no_worker_takes_cores_from_prompts_that_wait(
+    queued_tokens: float, idle_leans_to_prompts: float, wish: Wish
 ) -> None:
     """What this request would gain, those that wait there would lose."""
     busy, idle = worker(num_rows=4.0, queued_tokens=queued_tokens), worker(leans_to_prompts=idle_leans_to_prompts)
 
-    assert plan_of(busy, idle, wish=PROMISED).way == (0, 0, False)
+    assert plan_of(busy, idle, wish=wish).way == (0, 0, False)
 
 
 def test_promise_is_kept_on_another_host_or_where_there_is_room() -> None:

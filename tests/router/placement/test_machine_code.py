@@ -71,7 +71,7 @@ def results(loops: Loops, replicas: list[Standing], wish: Wish, cached: list[flo
     standings = fleet.standings_as_arrays(np.array(slots)) if as_arrays else fleet.standings(slots)
     tokens = cast("Column", np.array(cached) if as_arrays else cached)
     costs = _columns(standings, len(cached))
-    loops.prepare(standings, wish.num_prompt_tokens, wish.ttft_s < math.inf)
+    loops.prepare(standings, wish.num_prompt_tokens)
     way = loops.best_way(standings, wish, tokens, costs)
     prompt = loops.best_prompt(standings, wish, tokens, costs)
     split = loops.best_split(standings, wish, tokens, costs, way.prompt)
