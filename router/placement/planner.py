@@ -73,13 +73,13 @@ def choose(fleet: Standings, wish: Wish, cached_tokens: Column) -> Plan | None:
 
     ``cached_tokens``: of its prompt, at each candidate. A replica that is idle has room, whatever it says.
     """
-    way = MACHINE_CODE.loops_of(fleet).best_way(fleet, wish, cached_tokens, _columns(fleet, len(cached_tokens)))
+    way = MACHINE_CODE.loops_of(fleet).best_way(fleet, wish, cached_tokens, room_for_costs(fleet, len(cached_tokens)))
     return None if way.cost == NEVER else _plan(way)
 
 
 def choose_prompt(fleet: Standings, wish: Wish, cached_tokens: Column) -> int:
     """The candidate that should compute a prompt behind which nothing is generated."""
-    costs = _columns(fleet, len(cached_tokens))
+    costs = room_for_costs(fleet, len(cached_tokens))
     return MACHINE_CODE.loops_of(fleet).best_prompt(fleet, wish, cached_tokens, costs)
 
 
@@ -90,7 +90,7 @@ def weigh(fleet: Standings, wish: Wish, cached_tokens: Column, chosen: Plan, *, 
     prompt.
     """
     loops = MACHINE_CODE.loops_of(fleet)
-    costs = _columns(fleet, len(cached_tokens))
+    costs = room_for_costs(fleet, len(cached_tokens))
     loops.assess(fleet, wish, cached_tokens, costs)
     together = [prompt + stream for prompt, stream in zip(*_lists(costs.prompt, costs.stream), strict=True)]
     plans = [Plan(prompt=at, stream=at, cost=together[at]) for at in _cheapest(together, limit + 2)]
@@ -125,7 +125,7 @@ def _plan(way: Way) -> Plan:
     return Plan(prompt=way.prompt, stream=way.stream, num_head_tokens=way.num_head_tokens, cost=way.cost)
 
 
-def _columns(fleet: Standings, size: int) -> Costs:
+def room_for_costs(fleet: Standings, size: int) -> Costs:
     """Room for costs, of the kind that the replicas' own columns are."""
     if isinstance(fleet.host, list):
         return Costs(*([0.0] * size for _ in Costs._fields))

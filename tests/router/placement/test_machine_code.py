@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.contract.promise import Promise
 from router.placement.fleet import Column, Fleet, Standing
 from router.placement.machine_code import MANY, PLAIN, Loops, MachineCode, compiled
-from router.placement.planner import _columns
+from router.placement.planner import room_for_costs
 from router.placement.prediction import Wish
 from tests.support.router.standings import MODEL, standing, wish_of
 
@@ -70,7 +70,7 @@ def results(loops: Loops, replicas: list[Standing], wish: Wish, cached: list[flo
         fleet.write(slot, replica)
     standings = fleet.standings_as_arrays(np.array(slots)) if as_arrays else fleet.standings(slots)
     tokens = cast("Column", np.array(cached) if as_arrays else cached)
-    costs = _columns(standings, len(cached))
+    costs = room_for_costs(standings, len(cached))
     loops.prepare(standings, wish.num_prompt_tokens)
     way = loops.best_way(standings, wish, tokens, costs)
     prompt = loops.best_prompt(standings, wish, tokens, costs)
