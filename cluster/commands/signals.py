@@ -80,6 +80,38 @@ def holding_signals() -> Iterator[None]:
 
 
 @contextmanager
+def ending_event_loops() -> Iterator[None]:
+    """Stop event loops as well, which run in here and log whatever else a callback raises, but ``SystemExit``.
+
+    For loops whose work nobody needs any more. One that is to clean up: :func:`run_until_stopped`.
+
+    Raises:
+        Stopped: A signal came.
+    """
+    came: list[int] = []
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        for other in STOP_SIGNALS:
+            signal.signal(other, signal.SIG_IGN)
+        came.append(number)
+        raise SystemExit(128 + number)
+
+    before = {
+        number: signal.signal(number, end) for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    except BaseException:
+        if came:  # whatever became of it on the way
+            raise Stopped(came[0]) from None
+        raise
+    finally:
+        if not came:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextmanager
 def ignoring_signals() -> Iterator[None]:
     """Let a bounded piece of cleaning up finish."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}

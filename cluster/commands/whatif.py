@@ -14,6 +14,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from cluster.commands.clients.status import print_table
+from cluster.commands.signals import ending_event_loops
 from engine.contract.promise import Promise
 from simulation.layout import Layout, LayoutError
 from simulation.loads import LoadError
@@ -137,7 +138,7 @@ def whatif(options: WhatIfOptions, output: Console, progress: Console) -> bool:
         if options.layouts is not None:
             listed = parse_layouts(options.layouts, calibration.machine, options.promise)
         question = Question(source=source, promise=options.promise, price_per_hour=options.price, seed=options.seed)
-        with judging(question, calibration.machine, num_processes=options.processes) as judge:
+        with ending_event_loops(), judging(question, calibration.machine, num_processes=options.processes) as judge:
             tried, best = _answer(options, calibration, listed, judge, progress)
     except (LoadError, LayoutError, MachineFileError, PlotsUnavailableError) as error:
         raise WhatIfError(str(error)) from error

@@ -10,7 +10,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.commands.signals import STOP_SIGNALS, Stopped, holding_signals, run_until_stopped, stop_on_signals
+from cluster.commands.signals import (
+    STOP_SIGNALS,
+    Stopped,
+    ending_event_loops,
+    holding_signals,
+    run_until_stopped,
+    stop_on_signals,
+)
+from simulation.virtual_loop import run_virtually
 
 
 @pytest.fixture
@@ -89,6 +97,29 @@ def test_signal_ends_a_whole_run_whichever_of_its_tasks_it_meets(handlers: None)
 
     assert stopped.value.exit_code == 130
     assert mended == ["all"]
+
+
+async def hours_of_callbacks() -> None:
+    """In virtual time; a signal comes in one of them."""
+    loop = asyncio.get_running_loop()
+    for hour in range(1, 9):
+        loop.call_later(3600.0 * hour, signal.raise_signal if hour == 2 else abs, signal.SIGTERM)
+    await asyncio.sleep(9 * 3600.0)
+
+
+def test_signal_in_a_callback_ends_a_simulation(handlers: None) -> None:
+    with pytest.raises(Stopped) as stopped, ending_event_loops():
+        run_virtually(hours_of_callbacks())
+
+    assert stopped.value.exit_code == 143
+
+
+def test_behind_a_simulation_signals_stop_as_before_it(handlers: None) -> None:
+    with ending_event_loops():
+        run_virtually(asyncio.sleep(3600.0))
+
+    with pytest.raises(Stopped):
+        signal.raise_signal(signal.SIGINT)
 
 
 INTERRUPTED = """
