@@ -33,9 +33,13 @@ class Stopped(BaseException):
 
 def raise_stopped(signal_number: int, _frame: FrameType | None) -> None:
     """A signal handler; further signals are ignored, so that stopping is not interrupted."""
+    _ignore_all()
+    raise Stopped(signal_number)
+
+
+def _ignore_all() -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    raise Stopped(signal_number)
 
 
 def stop_on_signals() -> None:
@@ -91,8 +95,7 @@ def ending_event_loops() -> Iterator[None]:
     came: list[int] = []
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
-        for other in STOP_SIGNALS:
-            signal.signal(other, signal.SIG_IGN)
+        _ignore_all()
         came.append(number)
         raise SystemExit(128 + number)
 

@@ -67,6 +67,11 @@ class Wish(NamedTuple):
     key: float = 0.0
 
 
+def promised_seconds(milliseconds: float | None) -> float:
+    """A part of a promise as a wish has it."""
+    return NEVER if milliseconds is None else milliseconds / 1e3
+
+
 class Prediction(NamedTuple):
     """Of a request at one replica: seconds until its first token, and between those that follow.
 

@@ -12,7 +12,7 @@ import numpy as np
 from engine.contract.messages import LoadReport
 from router.placement.fleet import Column, Standings
 from router.placement.planner import Plan, are_any_known, choose, choose_prompt, prepare, weigh
-from router.placement.prediction import NEVER, Wish
+from router.placement.prediction import Wish, promised_seconds
 from router.placement.reason import Reason
 from router.pool.demand import Demand
 from router.pool.placing import NamedPlan, Placed
@@ -145,15 +145,14 @@ class ElasticPlacement:
     def _wish(self, demand: Demand, num_blocks: int, candidates: Sequence[Replica]) -> Wish:
         info = candidates[0].info
         block_size = info.block_size if info is not None else 0
-        promise = demand.promise
         return Wish(
             num_prompt_tokens=float(demand.num_tokens),
             num_new_tokens=float(min(demand.max_tokens - 1.0, self._num_new_tokens())),
             least_head_tokens=float(LEAST_HEAD_BLOCKS * block_size if demand.may_be_split else 0),
             num_blocks=float(num_blocks),
             num_prompt_blocks=float(self._pool.blocks_for(demand.num_tokens + 1)),
-            ttft_s=NEVER if promise.ttft_ms is None else promise.ttft_ms / 1e3,
-            itl_s=NEVER if promise.itl_ms is None else promise.itl_ms / 1e3,
+            ttft_s=promised_seconds(demand.promise.ttft_ms),
+            itl_s=promised_seconds(demand.promise.itl_ms),
             hand_over_s=float(_hand_over_s(candidates[0], demand.num_tokens)),
             key=float(demand.key),
         )

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.contract.promise import Promise
 from router.placement.fleet import Column, Fleet, Standing
 from router.placement.machine_code import MANY, PLAIN, Loops, MachineCode, compiled
 from router.placement.planner import room_for_costs
 from router.placement.prediction import Wish
-from tests.support.router.standings import MODEL, standing, wish_of
+from tests.support.router.standings import MODEL, WISHES, standing
 
 pytestmark = pytest.mark.timeout(600)  # it is compiled once, 10 s on an idle core
 
@@ -43,17 +42,6 @@ REPLICAS = st.lists(
     ),
     min_size=1,
     max_size=9,
-)
-WISHES = st.builds(
-    wish_of,
-    num_prompt_tokens=st.integers(1, 30_000),
-    num_new_tokens=st.integers(0, 2000).map(float),
-    least_head_tokens=st.sampled_from([0.0, 64.0]),
-    num_blocks=st.integers(0, 120).map(float),
-    num_prompt_blocks=st.integers(0, 120).map(float),
-    promise=st.builds(Promise, ttft_ms=st.none() | st.floats(1, 60_000), itl_ms=st.none() | st.floats(1, 1000)),
-    hand_over_s=st.floats(0, 1),
-    key=st.integers(0, 2**32 - 1).map(float),
 )
 
 
@@ -85,6 +73,8 @@ def test_same_results_to_the_bit(
     num_candidates = data.draw(st.integers(1, len(replicas)))
     sizes = st.integers(0, int(wish.num_prompt_tokens) - 1).map(float)
     cached = data.draw(st.lists(sizes, min_size=num_candidates, max_size=num_candidates))
+
+    wish = wish._replace(least_head_tokens=data.draw(st.sampled_from([0.0, 64.0])))
 
     in_python = results(PLAIN, replicas, wish, cached, as_arrays=False)
 

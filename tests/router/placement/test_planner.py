@@ -14,7 +14,7 @@ from engine.contract.step_time import aim_share
 from router.placement.fleet import Fleet, Standing
 from router.placement.planner import Plan, are_any_known, choose, choose_prompt, prepare, weigh
 from router.placement.prediction import Wish
-from tests.support.router.standings import MODEL, costs_at, fleet_of, predictions, standing, wish_of
+from tests.support.router.standings import MODEL, WISHES, costs_at, fleet_of, predictions, standing, wish_of
 
 
 def plan_of(*replicas: Standing, cached: tuple[float, ...] = (), **changes: object) -> Plan | None:
@@ -35,16 +35,6 @@ REPLICAS = st.lists(
     ),
     min_size=1,
     max_size=6,
-)
-WISHES = st.builds(
-    wish_of,
-    num_prompt_tokens=st.integers(1, 30_000),
-    num_new_tokens=st.integers(0, 2000).map(float),
-    num_blocks=st.integers(0, 120).map(float),
-    num_prompt_blocks=st.integers(0, 120).map(float),
-    promise=st.builds(Promise, ttft_ms=st.none() | st.floats(1, 60_000), itl_ms=st.none() | st.floats(1, 1000)),
-    hand_over_s=st.floats(0, 1),
-    key=st.integers(0, 2**32 - 1).map(float),
 )
 
 

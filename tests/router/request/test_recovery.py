@@ -136,7 +136,7 @@ async def test_router_that_has_just_started_hears_all_replicas_that_are_there(mo
 
 
 async def test_new_replica_whose_stream_does_not_begin_keeps_no_request_waiting(model_dir: Path) -> None:
-    settings = with_settings(connect_timeout_s=60.0, stream_silence_timeout_s=60.0)
+    settings = with_settings(connect_timeout_s=600.0, stream_silence_timeout_s=600.0)
     async with router_rig(model_dir, settings=settings) as rig:
         await until(lambda: rig.decode.has_stream("decode-0"))
         rig.decode.add("decode-new").stream_gate.clear()

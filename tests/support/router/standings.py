@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from hypothesis import strategies as st
+
 from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.step_time import StepTimeModel
 from router.placement.fleet import Fleet, Standing, Standings, prices_of, standing_at
-from router.placement.prediction import NEVER, Cost, Prediction, Wish, cost, predict
+from router.placement.prediction import NEVER, Cost, Prediction, Wish, cost, predict, promised_seconds
 
 MODEL = StepTimeModel(
     base_s=0.005, row_s=0.0005, context_token_s=1e-7, prompt_token_s=0.0002, prompt_read_s=1e-9, error=0.1, num_steps=99
@@ -30,10 +32,21 @@ def fleet_of(*replicas: Standing) -> Standings:
 
 def wish_of(num_prompt_tokens: int, num_new_tokens: float, *, promise: Promise = NO_PROMISE, **others: float) -> Wish:
     """What is to be placed, by a promise in milliseconds."""
-    ttft_s, itl_s = (
-        NEVER if milliseconds is None else milliseconds / 1e3 for milliseconds in (promise.ttft_ms, promise.itl_ms)
-    )
+    ttft_s, itl_s = promised_seconds(promise.ttft_ms), promised_seconds(promise.itl_ms)
     return Wish(float(num_prompt_tokens), num_new_tokens, ttft_s=ttft_s, itl_s=itl_s, **others)
+
+
+WISHES = st.builds(
+    wish_of,
+    num_prompt_tokens=st.integers(1, 30_000),
+    num_new_tokens=st.integers(0, 2000).map(float),
+    num_blocks=st.integers(0, 120).map(float),
+    num_prompt_blocks=st.integers(0, 120).map(float),
+    promise=st.builds(Promise, ttft_ms=st.none() | st.floats(1, 60_000), itl_ms=st.none() | st.floats(1, 1000)),
+    hand_over_s=st.floats(0, 1),
+    key=st.integers(0, 2**32 - 1).map(float),
+)
+"""Any request, promised something or not, whose prompt may not be split."""
 
 
 def predictions(fleet: Standings, wish: Wish) -> list[Prediction]:

@@ -57,6 +57,7 @@ async def test_client_that_leaves_in_the_middle_of_a_stream_stops_the_tokens(mod
         assert rig.decode[0].num_tokens == 0
         rig.decode[0].gate.set()
         await until(rig.is_at_rest)
+        assert rig.service.counters.num_cancelled == 1
 
 
 async def test_connection_that_is_lost_with_the_proxy_in_front_frees_everything(model_dir: Path) -> None:
