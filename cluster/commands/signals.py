@@ -85,9 +85,10 @@ def holding_signals() -> Iterator[None]:
 
 @contextmanager
 def ending_event_loops() -> Iterator[None]:
-    """Stop event loops as well, which run in here and log whatever else a callback raises, but ``SystemExit``.
+    """Stop what runs in here, event loops included, which log what their callbacks raise and go on: all but
+    ``SystemExit`` and ``KeyboardInterrupt``.
 
-    For loops whose work nobody needs any more. One that is to clean up: :func:`run_until_stopped`.
+    For loops whose work nobody needs any more; for one that is to clean up there is :func:`run_until_stopped`.
 
     Raises:
         Stopped: A signal came.

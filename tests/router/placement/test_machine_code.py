@@ -73,7 +73,6 @@ def test_same_results_to_the_bit(
     num_candidates = data.draw(st.integers(1, len(replicas)))
     sizes = st.integers(0, int(wish.num_prompt_tokens) - 1).map(float)
     cached = data.draw(st.lists(sizes, min_size=num_candidates, max_size=num_candidates))
-
     wish = wish._replace(least_head_tokens=data.draw(st.sampled_from([0.0, 64.0])))
 
     in_python = results(PLAIN, replicas, wish, cached, as_arrays=False)
