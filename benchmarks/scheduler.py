@@ -258,8 +258,7 @@ def alloc_free(name: str, *, enable_prefix_caching: bool, num_repeats: int) -> R
         started = time.perf_counter()
         block_ids = kv_cache.allocate(64)
         if enable_prefix_caching:
-            for block_id, block_hash in zip(block_ids, hashes, strict=True):
-                kv_cache.publish(block_id, block_hash)
+            kv_cache.publish([block_ids], hashes, root, b"")
         kv_cache.release(block_ids)
         durations.append(time.perf_counter() - started)
     return us_row(name, statistics.median(durations))

@@ -108,11 +108,7 @@ class SimulatedReplica:
         self.num_hit_tokens += num_cached * self._block_size
 
     def _finish(self, job: Job, table: list[int]) -> None:
-        parent = NO_KEYS_ROOT
-        for block_id, block_hash in zip(table, job.hashes, strict=False):
-            if self.kv_cache.publish(block_id, block_hash):
-                self.kv_cache.record_stored(block_hash, parent, ())
-            parent = block_hash
+        self.kv_cache.publish([table[: len(job.hashes)]], job.hashes, NO_KEYS_ROOT, b"")
         self.kv_cache.release(table)
         self._num_running -= 1
         self._report(self)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from engine.contract.messages import GenerateRequest, SamplingParams
 from router.balance.streams import LiveStreams
 from router.errors import RouterError
+from router.placement.machine_code import MACHINE_CODE
 from router.pool.role_view import RoleReplicas
 from router.report.counters import RouterCounters
 from router.request.orchestrator import Orchestrator
@@ -253,4 +254,10 @@ def simulate(layout: Layout, arrivals: Sequence[Arrival], *, seed: int = 0, warm
             took_s=time.perf_counter() - began_s,
         )
 
-    return run_virtually(serve())
+    with choices_of(layout, arrivals):
+        return run_virtually(serve())
+
+
+def choices_of(layout: Layout, arrivals: Sequence[Arrival]) -> contextlib.AbstractContextManager[None]:
+    """Around the simulation of a load: where requests are placed by what is predicted, how that is computed."""
+    return MACHINE_CODE.for_choices(len(arrivals) if layout.settings.is_elastic else 0, layout.num_workers)

@@ -62,6 +62,7 @@ class Pool:
             max_num_seqs=self.most_running,
             enable_cache_events=tells_cache and self.tells_cache,
             max_decode_steps=self.jump,
+            cuts_decode_steps=True,
         )
 
 
@@ -124,8 +125,8 @@ def elastic(num_workers: int, machine: Machine, promise: Promise) -> Layout:
     num_prefill = max(1, num_workers // 2)
     return Layout(
         name=f"elastic_{num_workers}",
-        prefill=Pool(num_workers=num_prefill, machine=machine, jump=1),
-        decode=Pool(num_workers=num_workers - num_prefill, machine=machine, jump=1),
+        prefill=Pool(num_workers=num_prefill, machine=machine),
+        decode=Pool(num_workers=num_workers - num_prefill, machine=machine),
         settings=replace(ROUTER, roles="elastic"),
         promise=promise,
     )

@@ -13,7 +13,7 @@ from router.report.arrivals import ArrivalSample
 from router.report.router_report import ScalingNote
 from router.scaling.control import ScalingControl
 from router.scaling_rules import ScalingRules
-from simulation.cluster import VirtualCluster, virtual_cluster
+from simulation.cluster import VirtualCluster, choices_of, virtual_cluster
 from simulation.layout import Layout
 from simulation.loads import Arrival
 from simulation.outcome import Outcome
@@ -167,7 +167,8 @@ def simulate_scaled(
             took_s=time.perf_counter() - began_s,
         )
 
-    return run_virtually(serve())
+    with choices_of(layout, arrivals):
+        return run_virtually(serve())
 
 
 def _control(cluster: VirtualCluster, sizes: VirtualSizes, layout: Layout) -> ScalingControl:

@@ -237,6 +237,7 @@ class VirtualRunner:
         return ModelRunnerOutput(
             sampled_token_ids=self._drawn(output.rows[:, None], positions).reshape(-1),
             num_accepted=np.full(num_rows, num_steps - 1, np.int32),
+            step_ends_s=step.ends_s[:num_steps],
         )
 
     def _count(self, step: LaunchedStep) -> None:

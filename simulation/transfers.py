@@ -350,7 +350,8 @@ class VirtualTransfers:
         ours = dict(zip(order.places, order.block_ids, strict=True))
         pairs = zip(announce.places, announce.block_ids, strict=True)
         read = {ours[place]: block_id for place, block_id in pairs if place in ours}
-        read = {block_id: theirs for block_id, theirs in read.items() if block_id not in stream.held | stream.reading}
+        for block_id in (stream.held | stream.reading) & read.keys():
+            del read[block_id]
         if not read or not order.gate.begin_read():
             return
         stream.reading |= read

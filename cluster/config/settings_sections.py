@@ -33,7 +33,7 @@ CacheSection = section_of(
 SchedulerSection = section_of(
     "SchedulerSection",
     SchedulerConfig,
-    omit={"max_model_len"},
+    omit={"max_model_len", "cuts_decode_steps"},
     descriptions={
         "max_num_batched_tokens": "Tokens computed in one step at most, over all requests.",
         "max_num_seqs": "Requests that run at the same time at most; a beam search counts as many as it has beams.",

@@ -102,6 +102,8 @@ class SchedulerConfig:
     enable_priority_preemption: a waiting or loaded request may take the place of running ones of lower priority.
     artificial_preemption_probability: preempt without need, at most max_num_artificial_preemptions times.
     max_decode_steps: where all running requests decode and nobody waits, so many steps are made in one, at most.
+    cuts_decode_steps: the runner leaves those out that have not begun when something happens, and its tokens tell when
+        each came: so nobody waits for them, and requests that were promised a gap take part.
     async_scheduling: schedule and launch a step before the one before returned; ``auto`` does so on GPUs.
     enable_cache_events: record what the prefix cache stores and removes, the last cache_event_capacity of them.
     """
@@ -124,6 +126,7 @@ class SchedulerConfig:
     artificial_preemption_probability: float = 0.0
     max_num_artificial_preemptions: int = 0
     max_decode_steps: int = 1
+    cuts_decode_steps: bool = False
     async_scheduling: Switch = "auto"
     enable_cache_events: bool = False
     cache_event_capacity: int = 65_536

@@ -7,6 +7,7 @@ nothing changed is three arrays. What every step makes is a named tuple: a froze
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -149,6 +150,7 @@ class ModelRunnerOutput(NamedTuple):
     failures: rows whose requests cannot go on; their tokens count for nothing.
     candidates: of the rows that are beams, and sample: what is to be chosen from. Their sampled tokens count for
         nothing, and the scheduler says by ``new_rows`` how they go on.
+    step_ends_s: where rows decoded several times over, when each of these steps ended, if the runner knows.
     """
 
     sampled_token_ids: IntArray
@@ -159,6 +161,7 @@ class ModelRunnerOutput(NamedTuple):
     has_waited: bool = False
     failures: tuple[RowFailure, ...] = ()
     candidates: BeamCandidates | None = None
+    step_ends_s: Sequence[float] | None = None
 
 
 NOTHING_SAMPLED = ModelRunnerOutput(sampled_token_ids=EMPTY_INTS)

@@ -315,6 +315,7 @@ def _decode_steps(config: SchedulerConfig, state: State, running: RunningPass) -
         return None
     return DecodeSteps(
         config.max_decode_steps,
+        cuts=config.cuts_decode_steps,
         table=state.table,
         running=running,
         live_requests=state.live_requests,

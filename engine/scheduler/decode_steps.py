@@ -19,19 +19,22 @@ class DecodeSteps:
     be the same ones. No request decodes past its limit: the one that is nearest to its own says how often. Tokens
     behind a stop token are dropped, as those of drafts are. Requests with a grammar, with more stop tokens than
     ``RowTable`` compares by array, or that were promised a gap between their tokens, take one step at a time. Whoever
-    arrives meanwhile waits for the end.
+    arrives meanwhile waits for the end. A runner that ``cuts`` such steps short keeps nobody waiting, and no promised
+    gap from being one.
     """
 
     def __init__(
         self,
         max_decode_steps: int,
         *,
+        cuts: bool,
         table: RowTable,
         running: RunningPass,
         live_requests: LiveRequests,
         remote: RemoteKV,
     ) -> None:
         self._max_decode_steps = max_decode_steps
+        self._cuts = cuts
         self._table = table
         self._running = running
         self._live_requests = live_requests
@@ -70,7 +73,7 @@ class DecodeSteps:
             or table.beam_rows
         ):
             return False
-        if len(live.live) > len(table) or self._remote.has_loads or table.num_promised:
+        if len(live.live) > len(table) or self._remote.has_loads or (table.num_promised and not self._cuts):
             return False
         return not any(request.grammar is not None for request in table.requests_of(batch.rows))
 

@@ -249,7 +249,7 @@ class Scheduler:
         self._kv_cache.step_returned(step.step_id)
         if self._prompt_delay is not None:
             self._prompt_delay.step_returned(step.step_id)
-        seconds = self._timer.step_returned(step, cores=cores)
+        seconds = self._timer.step_returned(step, cores=cores, ends_s=result.step_ends_s)
         if self._speculation is not None:
             self._speculation.step_returned(step, seconds)
         if self._table.unanswered_rows:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from engine.contract.block_hash import BlockHash, group_hash, hash_block, hash_chain
+from engine.contract.block_hash import hash_block, hash_chain
 from engine.contract.grammar import GRAMMAR_FAILED
 from engine.contract.messages import DeltaLogprobs, DraftCounts, FinishReason, RequestError, TokenDelta, Told
 from engine.contract.stats import Counters
@@ -31,7 +31,6 @@ from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowArray, RowTable
 from engine.scheduler.step_draft import Batch, StepInFlight
 from engine.scheduler.step_result import StepResult, tokens_of
-from kv_transfer.cache_groups import ABSENT_BLOCK
 
 ACCEPTED_AT = (*(f"num_accepted_at_{place}" for place in range(1, 9)), "num_accepted_later")
 """The counters of right drafts by their place."""
@@ -165,14 +164,17 @@ class StepOutputProcessor:
         invalid_spans = request.invalid_spans
         request.hashes(block_size)
         first_invalid_block = invalid_spans[0].start // block_size if invalid_spans else valid_length // block_size
-        for index in range(request.num_published_blocks, valid_length // block_size):
+        first = request.num_published_blocks
+        if first < first_invalid_block:
+            self._publish(request, first, [table[first:first_invalid_block] for table in request.block_tables])
+        for index in range(max(first, first_invalid_block), valid_length // block_size):
             start = index * block_size
             if any(invalid_span.start <= start < invalid_span.end for invalid_span in invalid_spans):
                 continue
-            self._publish(request, index, [table[index] for table in request.block_tables])
+            self._publish(request, index, [(table[index],) for table in request.block_tables])
             if index > first_invalid_block:
                 request.confirmed_blocks.add(index)
-        request.num_published_blocks = max(request.num_published_blocks, first_invalid_block)
+        request.num_published_blocks = max(first, first_invalid_block)
         self._pending.claim(request, block_size)
 
     def _collect(self, live_rows: RowArray, chunks: tuple[PromptLogprobsChunk, ...]) -> None:
@@ -311,7 +313,7 @@ class StepOutputProcessor:
             if index == len(hashes):
                 parent = hashes[-1] if hashes else request.root
                 hashes.append(hash_block(parent, token_bytes[number * num_bytes : (number + 1) * num_bytes]))
-            self._publish(request, index, ids)
+            self._publish(request, index, [(block_id,) for block_id in ids])
             request.num_published_blocks = index + 1
             if request.confirmed_blocks:
                 self._skip_confirmed(request)
@@ -324,8 +326,7 @@ class StepOutputProcessor:
         if len(hashes) < stop:
             tokens = table.token_ids[row, len(hashes) * block_size : stop * block_size]
             hashes.extend(hash_chain(hashes[-1] if hashes else request.root, tokens, block_size))
-        for index, block_ids in enumerate(table.block_table[:, row, first:stop].T.tolist(), start=first):
-            self._publish(request, index, block_ids)
+        self._publish(request, first, table.block_table[:, row, first:stop].tolist())
         request.num_published_blocks = stop
         table.publish_goal[row] = (stop + 1) * block_size
         self._skip_confirmed(request)
@@ -336,28 +337,17 @@ class StepOutputProcessor:
             request.num_published_blocks += 1
         self._table.publish_goal[request.row] = (request.num_published_blocks + 1) * self._table.block_size
 
-    def _publish(self, request: Request, index: int, block_ids: Sequence[int]) -> None:
-        """Offer one block a group; what left its window, or lay before it from the start, is not here to offer."""
-        block_hash, first = request.block_hashes[index], block_ids[0]
-        if len(self._pending):
-            self._pending.published(block_hash)
-        kv_cache = self._kv_cache
-        if first != ABSENT_BLOCK and kv_cache.publish(first, block_hash) and kv_cache.records_events:
-            self._record(request, index, block_hash)
-        if len(block_ids) > 1:
-            self._publish_other_groups(block_hash, block_ids)
-
-    def _publish_other_groups(self, block_hash: BlockHash, block_ids: Sequence[int]) -> None:
-        for group, block_id in enumerate(block_ids[1:], start=1):
-            if block_id != ABSENT_BLOCK:
-                self._kv_cache.publish(block_id, group_hash(block_hash, group))
-
-    def _record(self, request: Request, index: int, block_hash: BlockHash) -> None:
-        block_size = self._kv_cache.block_size
+    def _publish(self, request: Request, first: int, tables: Sequence[Sequence[int]]) -> None:
+        """Offer blocks of a request, one table a group, from the one with the index ``first`` on. What left its window,
+        or lay before it from the start, is absent.
+        """
+        block_size, hashes = self._kv_cache.block_size, request.block_hashes
+        stop = first + len(tables[0])
+        offered = hashes[first:stop]
+        self._pending.published(offered)
         tokens = request.token_ids if request.row is None else self._table.token_ids[request.row]
-        parent = request.block_hashes[index - 1] if index else request.root
-        token_ids = tuple(tokens[index * block_size : (index + 1) * block_size].tolist())
-        self._kv_cache.record_stored(block_hash, parent, token_ids)
+        token_bytes = tokens[first * block_size : stop * block_size].tobytes()
+        self._kv_cache.publish(tables, offered, hashes[first - 1] if first else request.root, token_bytes)
 
 
 def _part(is_kept: BoolArray, batch: Batch, token_ids: IntArray, num_accepted: IntArray | None) -> StepParts:

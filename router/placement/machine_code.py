@@ -7,9 +7,10 @@ and Python does until it ends. Processes with few replicas never load numba.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any, NamedTuple, cast
 
@@ -22,6 +23,10 @@ from router.placement.prediction import Wish
 
 MANY = 16
 """From so many replicas on machine code is faster, with what it takes to hand it arrays."""
+
+PYTHON_S = 8e-6
+COMPILING_S = 10.0
+"""What a choice takes Python for each replica, about, and what compiling takes."""
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -46,12 +51,13 @@ class MachineCode:
         self._lock = threading.Lock()
         self._compiling: threading.Thread | None = None
         self._compiled: Loops | None = None
+        self._num_holding_off = 0
 
     def is_for(self, num_replicas: int) -> bool:
         """True when a choice among so many should use it, and it is there; begins to compile it if it is not."""
         if num_replicas < MANY:
             return False
-        if self._compiled is None and self._compiling is None:
+        if self._compiled is None and self._compiling is None and not self._num_holding_off:
             with self._lock:
                 if self._compiling is None:
                     self._compiling = threading.Thread(target=self._compile, name="compile choice", daemon=True)
@@ -62,6 +68,20 @@ class MachineCode:
         """Return when compiling has ended, if it has begun."""
         if self._compiling is not None:
             self._compiling.join()
+
+    @contextlib.contextmanager
+    def for_choices(self, num_choices: int, num_replicas: int) -> Iterator[None]:
+        """For a thread that does nothing but make so many choices, beside which compiling takes several times as long:
+        what is to be compiled is so before, where that takes less time than it saves, and else not at all.
+        """
+        if num_choices * num_replicas * PYTHON_S > COMPILING_S:
+            self.is_for(num_replicas)
+            self.wait()
+        self._num_holding_off += 1
+        try:
+            yield
+        finally:
+            self._num_holding_off -= 1
 
     def loops_of(self, standings: Standings) -> Loops:
         """Those that read such columns."""

@@ -22,6 +22,9 @@ MAX_BLOCK_TOKENS = 128
 BLOCKS_OF_PROMPT = 64
 """A mean prompt keeps so many: what is cached of it, and what it holds, is rounded to a block."""
 
+BLOCK_SHARE_OF_GAP = 0.05
+"""So much of a promised gap a block of a prompt may take."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
@@ -127,12 +130,13 @@ def _judge_here(layout: Layout) -> Verdict:
 
 
 def with_large_blocks(layout: Layout, arrivals: Sequence[Arrival]) -> Layout:
-    """The layout with as many bytes of KV in larger blocks, where prompts are long. Elastic workers keep theirs: the
-    least that one of their steps computes of a prompt is a block.
+    """The layout with as many bytes of KV in larger blocks, where prompts are long. The least that a step computes of a
+    prompt is a block: where gaps are promised, that takes a small part of one.
     """
-    if layout.settings.is_elastic:
-        return layout
     longest = min(MAX_BLOCK_TOKENS, fmean(len(arrival.prompt) for arrival in arrivals) / BLOCKS_OF_PROMPT)
+    gap_ms, token_s = layout.promise.itl_ms, layout.decode.machine.step_time.prompt_token_s
+    if gap_ms is not None and token_s > 0.0:
+        longest = min(longest, BLOCK_SHARE_OF_GAP * gap_ms / 1e3 / token_s)
     return replace(layout, prefill=_with(layout.prefill, longest), decode=_with(layout.decode, longest))
 
 

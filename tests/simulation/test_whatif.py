@@ -141,7 +141,9 @@ def test_long_prompts_are_simulated_in_large_blocks_of_as_many_tokens_in_all() -
     short, long = ([Arrival(at_s=0.0, prompt=TokenIds.of([1] * size), num_output_tokens=2)] for size in (999, 9000))
 
     assert with_large_blocks(layout, short) == layout
-    assert with_large_blocks(roles, long) == roles
+    assert with_large_blocks(roles, long).prefill.machine.block_size == 64, "119 tokens take a 20th of the gap"
+    hasty = replace(roles, promise=Promise(itl_ms=10.0))
+    assert with_large_blocks(hasty, long) == hasty
     for pool in (with_large_blocks(layout, long).decode, with_large_blocks(pools, long).prefill):
         assert (pool.machine.block_size, pool.machine.num_blocks) == (128, 3000)
 

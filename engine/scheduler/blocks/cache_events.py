@@ -6,23 +6,23 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from engine.contract.block_hash import BlockHash, block_key
 from engine.contract.messages import CacheChanges
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockStored:
-    """A full block can be found from now on. ``parent_hash`` is the chain's root for the first block."""
+class BlockStored(NamedTuple):
+    """A full block can be found from now on. ``parent_hash`` is the chain's root for the first block; ``token_bytes``
+    are its token ids as little-endian int32. A tuple, since a long prompt has hundreds of blocks.
+    """
 
     block_hash: BlockHash
     parent_hash: BlockHash
-    token_ids: tuple[int, ...]
+    token_bytes: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockRemoved:
+class BlockRemoved(NamedTuple):
     """A block can no longer be found: not in the cache, and not where evicted blocks are kept."""
 
     block_hash: BlockHash
@@ -64,16 +64,17 @@ class CacheEventLog:
         """The number that the next event will have."""
         return self._next_sequence
 
-    def append(self, event: CacheEvent) -> None:
-        """Record what happened."""
-        self._events.append(event)
-        self._next_sequence += 1
+    def append(self, *events: CacheEvent) -> None:
+        """Record what happened, in this order."""
+        self._events.extend(events)
+        self._next_sequence += len(events)
 
     def since(self, sequence: int) -> CacheEventBatch:
         """The events from ``sequence`` on, or from the oldest one still remembered, whichever is later."""
         oldest = self._next_sequence - len(self._events)
         first = min(max(sequence, oldest), self._next_sequence)
-        return CacheEventBatch(first_sequence=first, events=tuple(islice(self._events, first - oldest, None)))
+        newest_first = tuple(islice(reversed(self._events), self._next_sequence - first))
+        return CacheEventBatch(first_sequence=first, events=newest_first[::-1])
 
 
 def cache_changes(batch: CacheEventBatch) -> CacheChanges:

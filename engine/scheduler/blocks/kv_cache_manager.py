@@ -63,8 +63,6 @@ class KVCacheManager:
         self._events = events
         self._tier = tier
         self._only_in_tier: set[BlockHash] = set()
-        # Somebody mirrors the index: then every publication is followed by ``record_stored``.
-        self.records_events = events is not None
         self._clock = clock
         self._published_at: dict[int, float] = {}
         self._fence: deque[tuple[int, list[int]]] = deque()
@@ -162,20 +160,42 @@ class KVCacheManager:
         """Take so many blocks of each group; see ``BlockPool.allocate``."""
         return self._pool.allocate_by_group(num_blocks)
 
-    def publish(self, block_id: int, block_hash: BlockHash) -> bool:
-        """Offer a held block whose KV is computed and confirmed; False when its content is already offered."""
-        if not self._index.publish(block_id, block_hash):
-            return False
-        if block_id % LIFETIME_SAMPLE == 0:
-            self._published_at[block_id] = self._clock()
-        return True
+    def publish(
+        self, tables: Sequence[Sequence[int]], hashes: Sequence[BlockHash], parent: BlockHash, token_bytes: bytes
+    ) -> None:
+        """Offer held blocks whose KV is computed and confirmed, of each group those of some tokens that follow each
+        other. Those whose content is offered already, and absent ones, are passed over.
 
-    def record_stored(self, block_hash: BlockHash, parent: BlockHash, token_ids: tuple[int, ...]) -> None:
-        """Tell the mirrors what ``publish`` just offered, unless it could be found here all the time."""
-        if block_hash in self._only_in_tier:
-            self._only_in_tier.remove(block_hash)
-        elif self._events is not None:
-            self._events.append(BlockStored(block_hash=block_hash, parent_hash=parent, token_ids=token_ids))
+        Args:
+            tables: Of each group, as many blocks as there are ``hashes``.
+            hashes: The addresses of these tokens' blocks, the first of which follows ``parent``.
+            token_bytes: The tokens as little-endian int32.
+        """
+        self._publish_group(tables[0], hashes, parent, token_bytes)
+        for group, block_ids in enumerate(tables[1:], start=1):
+            self._offer(block_ids, [group_hash(block_hash, group) for block_hash in hashes])
+
+    def _publish_group(
+        self, block_ids: Sequence[int], hashes: Sequence[BlockHash], parent: BlockHash, token_bytes: bytes
+    ) -> None:
+        """Offer blocks of the first group, and tell the mirrors of those that could not be found here all the time."""
+        published = self._offer(block_ids, hashes)
+        if self._events is None or not published:
+            return
+        known, num_bytes = self._only_in_tier, len(token_bytes) // len(hashes)
+        stored = [at for at in published if hashes[at] not in known] if known else published
+        known.difference_update(hashes[at] for at in published)
+        parents = (parent, *hashes)
+        self._events.append(
+            *[BlockStored(hashes[at], parents[at], token_bytes[at * num_bytes : (at + 1) * num_bytes]) for at in stored]
+        )
+
+    def _offer(self, block_ids: Sequence[int], hashes: Sequence[BlockHash]) -> list[int]:
+        published = self._index.publish_each(block_ids, hashes)
+        for at in published:
+            if block_ids[at] % LIFETIME_SAMPLE == 0:
+                self._published_at[block_ids[at]] = self._clock()
+        return published
 
     def release(self, block_ids: list[int]) -> None:
         """Give a block table back, in table order; fenced while a step is in flight."""
@@ -239,9 +259,12 @@ class KVCacheManager:
         hashes = self._index.withdraw(block_ids)
         if self._published_at:
             self._sample_lifetimes(block_ids)
-        lost = hashes if self._tier is None else self._tier.keep_evicted(block_ids, hashes)
-        if self._events is not None:
-            self._record_removed(hashes, [BlockHash(block_hash) for block_hash in lost])
+        if self._tier is not None:
+            lost = self._tier.keep_evicted(block_ids, hashes)
+            if self._events is not None:
+                self._record_removed(hashes, [BlockHash(block_hash) for block_hash in lost])
+        elif self._events is not None:
+            self._events.append(*[BlockRemoved(block_hash) for block_hash in hashes if is_first_group(block_hash)])
 
     def _record_removed(self, evicted: Sequence[BlockHash], lost: Sequence[BlockHash]) -> None:
         """Tell the mirrors what can be found neither in the cache nor in the tier any more."""
@@ -252,7 +275,7 @@ class KVCacheManager:
                 continue  # it is in the cache as well, or lay in the tier before anybody mirrored this cache
             self._only_in_tier.remove(block_hash)
             if block_hash not in self._index:
-                self._events.append(BlockRemoved(block_hash=block_hash))
+                self._events.append(BlockRemoved(block_hash))
 
     def _sample_lifetimes(self, block_ids: Sequence[int]) -> None:
         for block_id in block_ids:

@@ -8,7 +8,7 @@ that several requests bring along, as the choices of one request do, is loaded o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from engine.contract.block_hash import BlockHash
 from engine.scheduler.requests.request import Request, RequestState
@@ -45,9 +45,12 @@ class PendingPrefixes:
         owner = self._owner.get(block_hash)
         return owner is not None and owner is not request and owner.state is RequestState.LOADING
 
-    def published(self, block_hash: BlockHash) -> None:
-        """The content can be found: nobody is going to bring it any more."""
-        self._owner.pop(block_hash, None)
+    def published(self, block_hashes: Iterable[BlockHash]) -> None:
+        """These contents can be found: nobody is going to bring them any more."""
+        owner = self._owner
+        if owner:
+            for block_hash in block_hashes:
+                owner.pop(block_hash, None)
 
     def withdraw(self, request: Request) -> None:
         """A request stops computing: whoever waits for it goes ahead.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from engine.contract.block_hash import BlockHash
+from kv_transfer.cache_groups import ABSENT_BLOCK
 
 
 class PrefixIndex:
@@ -44,11 +45,20 @@ class PrefixIndex:
 
     def publish(self, block_id: int, block_hash: BlockHash) -> bool:
         """Offer a block under its content; False when the content or the block is already published."""
-        if block_hash in self._block_of or self._hash_of[block_id] is not None:
-            return False
-        self._block_of[block_hash] = block_id
-        self._hash_of[block_id] = block_hash
-        return True
+        return bool(self.publish_each((block_id,), (block_hash,)))
+
+    def publish_each(self, block_ids: Sequence[int], hashes: Sequence[BlockHash]) -> list[int]:
+        """Offer blocks under their contents, all but those that are absent; returns where in both those stand whose
+        content is offered from now on.
+        """
+        block_of, hash_of = self._block_of, self._hash_of
+        published: list[int] = []
+        for at, (block_id, block_hash) in enumerate(zip(block_ids, hashes, strict=True)):
+            if block_hash not in block_of and block_id != ABSENT_BLOCK and hash_of[block_id] is None:
+                block_of[block_hash] = block_id
+                hash_of[block_id] = block_hash
+                published.append(at)
+        return published
 
     def withdraw(self, block_ids: Iterable[int]) -> list[BlockHash]:
         """Stop offering published blocks; returns the contents they had."""

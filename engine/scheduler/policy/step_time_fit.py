@@ -220,6 +220,8 @@ def robust_prices(work: FloatArray, seconds: FloatArray, weights: FloatArray) ->
         predicted = work @ prices
         expected = np.maximum(predicted, seconds / 10)
         off = np.abs(seconds - predicted) / expected
+        if off.max() <= TOLERANCE * MIN_SPREAD:  # all of them count in full, and come out as they are
+            break
         usual = max(DEVIATIONS_OF_MEDIAN * _median(off, weights), MIN_SPREAD)
         trust = np.minimum(TOLERANCE * usual / np.maximum(off, CLOCK_TICK_S), 1.0)
     return prices
@@ -305,18 +307,45 @@ class StepTimer:
         """The time at which the last step returned."""
         return self._returned_s
 
-    def step_returned(self, step: StepInFlight, *, cores: float = 1.0) -> float:
-        """Take note of a step on ``cores`` times the worker's own cores; returns the seconds that it took."""
+    def step_returned(self, step: StepInFlight, *, cores: float = 1.0, ends_s: Sequence[float] | None = None) -> float:
+        """Take note of a step on ``cores`` times the worker's own cores; returns the seconds that it took.
+
+        ends_s: of several decode steps in one, when each of them ended; None: nothing is learnt from those.
+        """
         now_s = self._clock()
-        seconds = now_s - max(step.scheduled_s, self._returned_s)
+        begun_s = max(step.scheduled_s, self._returned_s)
+        seconds = now_s - begun_s
         self._returned_s, self._cores = now_s, cores
         period_s = FIRST_PERIOD_S if self._fit.is_new or step.batch.has_prompts else NOTE_PERIOD_S
+        if ends_s is not None:
+            self._note_each(step.batch, np.diff(ends_s, prepend=begun_s), cores, period_s)
+            return seconds
         if self._unnoted_s >= period_s and not step.batch.decodes_often:
             self._fit.note(work_of(step.batch), seconds, cores=cores, passed_s=self._passed_s + seconds)
             self._unnoted_s, self._passed_s = 0.0, -seconds
         self._unnoted_s += seconds
         self._passed_s += seconds
         return seconds
+
+    def _note_each(self, batch: Batch, seconds: FloatArray, cores: float, period_s: float) -> None:
+        """Learn from several decode steps in one as if they had returned one by one, of which those that are noted last
+        would be kept. Each of them reads what the one before it added.
+        """
+        num_rows, context = batch.rows.size, int(batch.ends.sum(dtype=np.int64))
+        ended_s = np.cumsum(seconds)
+        begun_s = ended_s - seconds
+        noted: list[int] = []
+        at = int(np.searchsorted(begun_s, period_s - self._unnoted_s))
+        while at < len(seconds):
+            noted.append(at)
+            at = max(int(np.searchsorted(begun_s, begun_s[at] + period_s)), at + 1)
+        for at in noted[-STEPS_OF_KIND:]:
+            work = StepWork(num_rows, context + at * num_rows)
+            passed_s = self._passed_s + float(ended_s[at])
+            self._fit.note(work, float(seconds[at]), cores=cores, passed_s=passed_s)
+            self._unnoted_s, self._passed_s = -float(begun_s[at]), -float(ended_s[at])
+        self._unnoted_s += float(ended_s[-1])
+        self._passed_s += float(ended_s[-1])
 
 
 def work_of(batch: Batch) -> StepWork:

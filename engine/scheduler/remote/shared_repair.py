@@ -56,7 +56,7 @@ def _adopt(request: Request, index: int, kv_cache: KVCacheManager, pending: Pend
         if block_id is None or index >= len(table) or table[index] == ABSENT_BLOCK:
             return False
         published.append(block_id)
-    pending.published(request.block_hashes[index])
+    pending.published((request.block_hashes[index],))
     kv_cache.hold(published)
     kv_cache.release([table[index] for table in tables])
     for table, block_id in zip(tables, published, strict=True):

@@ -95,7 +95,7 @@ def test_override_equal_to_the_default_still_overrides() -> None:
     ("section", "settings", "omitted"),
     [
         (CacheSection, CacheConfig, set()),
-        (SchedulerSection, SchedulerConfig, {"max_model_len"}),
+        (SchedulerSection, SchedulerConfig, {"max_model_len", "cuts_decode_steps"}),
         (GPUSection, GPUConfig, set()),
         (TransferSection, ConnectorOptions, set()),
         (RouterSection, RouterSettings, {"metrics_compat", "promise", "roles", "allows_faults", "scaling"}),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.contract.block_hash import BlockHash
+from engine.contract.block_hash import NO_KEYS_ROOT, BlockHash
 from engine.contract.errors import OutOfBlocksError
 from engine.scheduler.blocks.block_pool import BlockPool
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
@@ -21,6 +23,11 @@ def content(number: int) -> BlockHash:
 def manager(num_blocks: int) -> KVCacheManager:
     """A manager of blocks of 4 tokens."""
     return KVCacheManager(num_blocks=num_blocks, block_size=4)
+
+
+def publish(kv_cache: KVCacheManager, block_ids: Sequence[int], numbers: Iterable[int]) -> None:
+    """Offer blocks under made-up content."""
+    kv_cache.publish([block_ids], [content(number) for number in numbers], NO_KEYS_ROOT, b"")
 
 
 @pytest.mark.behaviour("B2")
@@ -38,7 +45,7 @@ def test_b2_a_failed_allocation_takes_nothing() -> None:
 def test_b2_free_cached_blocks_stay_findable_and_blocks_without_content_go_first() -> None:
     kv_cache = manager(4)
     table = kv_cache.allocate(2)
-    kv_cache.publish(table[0], content(1))
+    publish(kv_cache, [table[0]], [1])
     kv_cache.release(table)
 
     taken = kv_cache.allocate(3)
@@ -51,8 +58,7 @@ def test_b2_free_cached_blocks_stay_findable_and_blocks_without_content_go_first
 def test_b2_the_least_recently_used_chain_goes_first_and_its_tail_before_its_head() -> None:
     kv_cache = manager(6)
     old, new = kv_cache.allocate(3), kv_cache.allocate(3)
-    for number, block_id in enumerate(old + new):
-        kv_cache.publish(block_id, content(number))
+    publish(kv_cache, old + new, range(6))
     kv_cache.release(new)
     kv_cache.release(old)
     kv_cache.hold(new[:1])
@@ -67,8 +73,7 @@ def test_b2_the_least_recently_used_chain_goes_first_and_its_tail_before_its_hea
 def test_b2_one_allocation_evicts_in_the_same_order() -> None:
     kv_cache = manager(4)
     chain = kv_cache.allocate(4)
-    for number, block_id in enumerate(chain):
-        kv_cache.publish(block_id, content(number))
+    publish(kv_cache, chain, range(4))
     kv_cache.release(chain)
 
     kv_cache.allocate(3)
@@ -80,7 +85,7 @@ def test_b2_one_allocation_evicts_in_the_same_order() -> None:
 def test_b2_a_shared_block_is_free_when_its_last_holder_lets_go() -> None:
     kv_cache = manager(2)
     table = kv_cache.allocate(1)
-    kv_cache.publish(table[0], content(1))
+    publish(kv_cache, [table[0]], [1])
     kv_cache.hold(table)
 
     kv_cache.release(table)

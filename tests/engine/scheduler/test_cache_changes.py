@@ -53,10 +53,10 @@ def test_news_come_to_the_same_however_the_events_are_cut(changes: list[tuple[in
             event = AllCleared()
             index.clear()
         elif block_key(block_hash) in index:
-            event = BlockRemoved(block_hash=block_hash)
+            event = BlockRemoved(block_hash)
             index.discard(block_key(block_hash))
         else:
-            event = BlockStored(block_hash=block_hash, parent_hash=block_hash, token_ids=())
+            event = BlockStored(block_hash, parent_hash=block_hash, token_bytes=b"")
             index.add(block_key(block_hash))
         log.append(event)
         if place in cuts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.contract.block_hash import BlockHash, root_hash
+from engine.contract.token_ids import TokenIds
 from engine.scheduler.blocks.cache_events import AllCleared, BlockStored, CacheEventBatch, CacheEventLog
 from tests.support.scheduler.cache_mirror import mirrored
 from tests.support.scheduler.scheduler_requests import fresh_prompt, make_config, make_request
@@ -48,8 +49,8 @@ def test_b4_stored_blocks_name_their_parent_and_tokens() -> None:
 
     assert isinstance(first, BlockStored)
     assert isinstance(second, BlockStored)
-    assert (first.parent_hash, first.token_ids) == (root_hash(), prompt[:4])
-    assert (second.parent_hash, second.token_ids) == (first.block_hash, prompt[4:8])
+    assert (first.parent_hash, first.token_bytes) == (root_hash(), TokenIds.of(prompt[:4]).data)
+    assert (second.parent_hash, second.token_bytes) == (first.block_hash, TokenIds.of(prompt[4:8]).data)
 
 
 @pytest.mark.behaviour("B4")

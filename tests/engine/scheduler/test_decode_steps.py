@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from engine.contract.config import EngineConfig, ModelConfigSource, SchedulerConfig, SpeculativeConfig
 from engine.contract.errors import ConfigError
 from engine.contract.messages import FinishReason, GenerateRequest, SamplingParams
+from engine.contract.promise import Promise
 from engine.contract.token_ids import TokenIds
 from tests.support.engine.strict_runner import kv_values, next_token
 from tests.support.scheduler.scheduler_world import SchedulerWorld
@@ -97,6 +99,16 @@ def test_o7_while_somebody_waits_there_is_one_step_at_a_time() -> None:
     world.add(request("b", max_tokens=9))
 
     assert num_steps_each(world) == [1] * 9 + [1, 4, 4]
+
+
+@pytest.mark.behaviour("O7")
+@pytest.mark.parametrize("cuts", [False, True])
+def test_o7_a_promised_gap_allows_it_where_the_runner_cuts_steps_short(cuts: bool) -> None:
+    world = make_world(cuts_decode_steps=cuts)
+    world.add(replace(request(max_tokens=11), promise=Promise(itl_ms=50.0)))
+
+    assert num_steps_each(world) == ([1, 4, 4, 2] if cuts else [1] * 11)
+    world.check_output("a")
 
 
 @pytest.mark.behaviour("O7")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.contract.block_hash import BlockHash, group_hash, hash_chain, root_hash
+from engine.contract.block_hash import NO_KEYS_ROOT, BlockHash, hash_chain, root_hash
 from engine.contract.errors import PromptTooLongError
 from engine.contract.token_ids import TokenIds
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
@@ -137,7 +137,9 @@ def published(manager: KVCacheManager, hashes: Sequence[BlockHash], indices: Seq
     for group, of_group in enumerate(indices):
         for index in of_group:
             (block_id,) = manager.allocate(1)
-            manager.publish(block_id, group_hash(hashes[index], group))
+            tables = [[ABSENT_BLOCK]] * manager.groups.num_groups
+            tables[group] = [block_id]
+            manager.publish(tables, [hashes[index]], NO_KEYS_ROOT, b"")
             manager.release([block_id])
 
 

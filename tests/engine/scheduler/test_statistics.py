@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from engine.contract.block_hash import BlockHash
+from engine.contract.block_hash import NO_KEYS_ROOT, BlockHash
 from engine.contract.stats import GAUGES, Counters
 from engine.contract.step import ModelRunnerOutput
 from engine.scheduler.blocks.kv_cache_manager import LIFETIME_SAMPLE, KVCacheManager
@@ -140,8 +140,7 @@ def test_c13_lifetimes_of_evicted_blocks_are_sampled() -> None:
     now_s = 10.0
     kv_cache = KVCacheManager(num_blocks=2 * LIFETIME_SAMPLE, block_size=4, clock=lambda: now_s)
     table = kv_cache.allocate(2 * LIFETIME_SAMPLE)
-    for block_id in table:
-        kv_cache.publish(block_id, BlockHash(block_id.to_bytes(16, "little")))
+    kv_cache.publish([table], [BlockHash(block_id.to_bytes(16, "little")) for block_id in table], NO_KEYS_ROOT, b"")
     kv_cache.release(table)
     now_s = 13.0
 

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.contract.step_time import StepWork
-from engine.scheduler.policy.step_time_fit import FIRST_PERIOD_S, NOTE_PERIOD_S, StepTimeFit, StepTimer, work_of
+from engine.scheduler.policy.step_time_fit import (
+    FIRST_PERIOD_S,
+    NOTE_PERIOD_S,
+    STEPS_OF_KIND,
+    StepTimeFit,
+    StepTimer,
+    work_of,
+)
 from tests.support.scheduler.scheduler_requests import make_config, make_request
 from tests.support.scheduler.scheduler_world import SchedulerWorld, drafts_for_worlds
 
@@ -105,6 +117,35 @@ def test_steps_with_prompts_are_learnt_from_however_soon_they_come() -> None:
         world.complete_step()
 
     assert [work.num_prompt_tokens for work, _ in steps] == [6, 6, 6]
+
+
+@given(
+    seconds=st.lists(st.sampled_from([0.002, 0.01, 0.03, 0.06, 0.2]), min_size=2, max_size=80),
+    fit=st.sampled_from([Noted, Experienced]),
+)
+def test_several_decode_steps_in_one_are_learnt_from_as_if_they_came_one_by_one(
+    seconds: Sequence[float], fit: type[Noted]
+) -> None:
+    """But for those that later ones of their kind would replace."""
+    kinds = []
+    for num_at_once in (1, len(seconds)):
+        config = make_config(max_decode_steps=num_at_once, cuts_decode_steps=True, budget=2 * len(seconds) + 64)
+        world = SchedulerWorld(config, num_blocks=80, max_model_len=100)
+        for name in "ab":
+            world.add(make_request(name, 6, max_tokens=len(seconds) + 1, ignore_eos=True))
+        world.step()
+        noted = fit()
+        timer = StepTimer(clock=lambda world=world: world.now_s, fit=noted)
+        for at in range(0, len(seconds), num_at_once):
+            world.schedule()
+            step, ends_s = world.scheduler._in_flight[0], world.now_s + np.cumsum(seconds[at : at + num_at_once])
+            world.now_s = float(ends_s[-1])
+            timer.step_returned(step, ends_s=ends_s.tolist() if num_at_once > 1 else None)
+            world.complete_step()
+        kinds.append([(*work, pytest.approx(step_s)) for work, step_s in noted.steps])
+
+    single, at_once = kinds
+    assert at_once == single[-STEPS_OF_KIND:]
 
 
 def test_a_load_report_tells_what_steps_take() -> None:

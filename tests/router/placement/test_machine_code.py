@@ -106,6 +106,23 @@ def test_many_use_it_once_it_is_there(machine_code: Loops, monkeypatch: pytest.M
     assert code.loops_of(fleet.standings(slots)) is PLAIN
 
 
+@pytest.mark.parametrize("num_choices, is_compiled", [(10, False), (1_000_000, True)])
+def test_before_many_choices_in_a_row_it_is_compiled_and_beside_them_never(
+    num_choices: int, is_compiled: bool, machine_code: Loops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.placement.machine_code.compiled", lambda: machine_code)
+    code = MachineCode()
+
+    with code.for_choices(num_choices, MANY):
+        assert code.is_for(MANY) is is_compiled
+        code.wait()
+        assert code.is_for(MANY) is is_compiled
+
+    code.is_for(MANY)
+    code.wait()
+    assert code.is_for(MANY), "who makes them one by one has it compiled beside them"
+
+
 def test_where_it_cannot_be_compiled_python_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from engine.contract.block_hash import BlockHash, hash_block
-from engine.contract.token_ids import TokenIds
 from engine.scheduler.blocks.cache_events import BlockRemoved, BlockStored, CacheEventBatch
 
 
@@ -13,7 +12,7 @@ def mirrored(batch: CacheEventBatch, mirror: set[BlockHash] | None = None) -> se
     for event in batch.events:
         if isinstance(event, BlockStored):
             assert event.block_hash not in mirror
-            assert event.block_hash == hash_block(event.parent_hash, TokenIds.of(event.token_ids).data)
+            assert event.block_hash == hash_block(event.parent_hash, event.token_bytes)
             mirror.add(event.block_hash)
         elif isinstance(event, BlockRemoved):
             mirror.remove(event.block_hash)
