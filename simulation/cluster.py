@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.contract.messages import GenerateRequest, SamplingParams
+from router.balance.rebalancer import Rebalancer
 from router.balance.streams import LiveStreams
 from router.errors import RouterError
 from router.placement.machine_code import MACHINE_CODE
@@ -43,13 +44,17 @@ class VirtualRouter:
         self._workers = {role: pool.workers for role, pool in pools.items()}
         self._distinct = tuple(dict.fromkeys(self._links.values()))
         self._period_s = min(settings.report_period_s, settings.backoff_min_s) / 2
+        streams = LiveStreams(clock=loop.time)
         self.orchestrator = Orchestrator(
             self._links["prefill"],
             self._links["decode"],
-            streams=LiveStreams(clock=loop.time),
+            streams=streams,
             settings=settings,
             counters=self.counters,
             clock=loop.time,
+        )
+        self._rebalancer = Rebalancer(
+            self._links["decode"].pool, streams, settings=settings, counters=self.counters, clock=loop.time
         )
         self._refreshing: asyncio.Task[None] | None = None
 
@@ -63,12 +68,14 @@ class VirtualRouter:
             await asyncio.gather(*link.pool.refresh())
             link.follow()
         self._refreshing = asyncio.create_task(self._keep_refreshing())
+        self._rebalancer.start()
 
     async def close(self) -> None:
         """End all requests, and stop."""
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
+        await self._rebalancer.close()
         await self.orchestrator.close()
         for link in self._distinct:
             await link.pool.close()

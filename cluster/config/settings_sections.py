@@ -186,6 +186,8 @@ RouterSection = section_of(
         "rebalance_min_stay_s": "How long a request stays at a worker before that.",
         "rebalance_min_stay_tokens": "How many tokens a request gets from a worker before that.",
         "rebalance_cooldown_s": "How long a worker neither gives nor takes requests after it did.",
+        "move_waiting_prompts": "Where roles are elastic, let prompts that wait at one worker go to another that would "
+        "compute them clearly sooner.",
         "adapt_leanings": "Where roles are elastic, change what workers lean to as the load changes; operators' orders "
         "stand for 5 minutes.",
         "max_mirrored_blocks": "Blocks of prefix caches that a router remembers at most, about 200 bytes each.",

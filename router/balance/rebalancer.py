@@ -1,4 +1,4 @@
-"""Has streams of this router moved from workers that break their promise, or are too full, to others with room."""
+"""Has streams of this router moved from workers that break their promise, are too full or behind, to others."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from router.balance.moves import HOP_S, MoveLimits, StreamState, WorkerState, plan_moves
+from router.balance.moves import HOP_S, MoveLimits, PlannedMove, StreamState, WorkerState, plan_moves
 from router.balance.streams import LiveStream, LiveStreams, MoveOrder, MoveReason
+from router.balance.waiting_prompts import PromptQueue, WaitingPrompt, plan_prompt_moves
+from router.pool.demand import Demand
 from router.pool.replica import Replica
 from router.pool.workers import WorkerError, WorkerPool
 from router.report.counters import RouterCounters
@@ -32,6 +34,9 @@ class KnownWorkers(Protocol):
     @property
     def replicas(self) -> Sequence[Replica]:
         """All known workers."""
+
+    def cached_tokens(self, demand: Demand) -> Mapping[str, int]:
+        """How many tokens of a prompt each worker has in its prefix cache; those with none are left out."""
 
     def age_s(self, replica: Replica) -> float:
         """Seconds since a worker's last report."""
@@ -66,7 +71,8 @@ class Rebalancer:
 
     def start(self) -> None:
         """Begin to look, where that is wanted. Idempotent."""
-        if self._settings.rebalance and self._looking is None:
+        settings = self._settings
+        if (settings.rebalance or settings.moves_waiting_prompts) and self._looking is None:
             self._looking = asyncio.create_task(self._keep_looking())
 
     async def close(self) -> None:
@@ -111,24 +117,16 @@ class Rebalancer:
         streams = {stream.request.request_id: stream for stream in self._streams.all()}
         under_way = self._forget_late_orders(streams.values(), now_s)
         self._rests_until_s = {name: until_s for name, until_s in self._rests_until_s.items() if until_s > now_s}
-        most = self._settings.rebalance_max_in_flight
-        moves = plan_moves(
-            {worker.replica_id: worker for worker in self._workers()},
-            [self._state_of(stream, now_s) for stream in streams.values()],
-            limits=MoveLimits(
-                max_usage=self._settings.rebalance_max_kv_usage,
-                num_moves=most - len(under_way),
-                num_moves_a_worker=max(most // 2, 1),
-            ),
-            resting={*_ends_of(under_way), *self._rests_until_s},
-            draw=self._draw,
-        )
+        num_moves = self._settings.rebalance_max_in_flight - len(under_way)
+        moves = self._plan(streams.values(), under_way, now_s, num_moves) if self._settings.rebalance else []
+        if self._settings.moves_waiting_prompts:
+            moves += self._plan_prompts(streams.values(), now_s, num_moves - len(moves))
         leaving: dict[str, list[LiveStream]] = {}
         for move in moves:
             stream = streams[move.request_id]
             stream.order = MoveOrder(target=move.target, reason=move.reason, ordered_at_s=now_s)
             leaving.setdefault(move.source, []).append(stream)
-            for name in (move.source, move.target):
+            for name in (move.source, move.target) if move.reason is not MoveReason.QUEUE else ():
                 self._rests_until_s[name] = now_s + self._settings.rebalance_cooldown_s
             logger.debug(
                 "moves: request_id=%s reason=%s source=%s target=%s num_context_tokens=%d",
@@ -139,6 +137,43 @@ class Rebalancer:
                 stream.num_context_tokens,
             )
         return leaving
+
+    def _plan(
+        self, streams: Iterable[LiveStream], under_way: Iterable[LiveStream], now_s: float, num_moves: int
+    ) -> list[PlannedMove]:
+        """Moves of streams that are generated."""
+        limits = MoveLimits(
+            max_usage=self._settings.rebalance_max_kv_usage,
+            num_moves=num_moves,
+            num_moves_a_worker=max(self._settings.rebalance_max_in_flight // 2, 1),
+        )
+        return plan_moves(
+            {replica.replica_id: worker_state(replica) for replica in self._usable()},
+            [self._state_of(stream, now_s) for stream in streams],
+            limits=limits,
+            resting={*_ends_of(under_way), *self._rests_until_s},
+            draw=self._draw,
+        )
+
+    def _plan_prompts(self, streams: Iterable[LiveStream], now_s: float, num_moves: int) -> list[PlannedMove]:
+        """Moves of prompts that wait. They hold nothing, and nobody has to rest after one."""
+        waiting = [
+            self._waiting(stream, stream.prompt, now_s)
+            for stream in streams
+            if stream.prompt is not None and stream.is_waiting and stream.num_moves < self._settings.rebalance_max_moves
+        ]
+        return plan_prompt_moves(queues_of(self._usable()), waiting, num_moves=num_moves) if waiting else []
+
+    def _waiting(self, stream: LiveStream, prompt: Demand, now_s: float) -> WaitingPrompt:
+        ttft_ms = prompt.promise.ttft_ms
+        return WaitingPrompt(
+            request_id=stream.request.request_id,
+            replica_id=stream.replica_id,
+            num_tokens=prompt.num_tokens,
+            since_s=stream.since_s,
+            is_late=ttft_ms is not None and stream.num_moves == 0 and now_s - stream.since_s > ttft_ms / 1e3,
+            cached_tokens=self._pool.cached_tokens(prompt),
+        )
 
     def _forget_late_orders(self, streams: Iterable[LiveStream], now_s: float) -> list[LiveStream]:
         """The streams that were told to leave and have not left."""
@@ -157,10 +192,10 @@ class Rebalancer:
             stream.order = None
             self._counters.num_failed_moves += 1
 
-    def _workers(self) -> Iterable[WorkerState]:
-        for replica in self._pool.replicas:
-            if replica.takes_requests and self._pool.age_s(replica) < self._settings.stale_after_s:
-                yield worker_state(replica)
+    def _usable(self) -> list[Replica]:
+        """Workers that take requests, and whose reports are fresh."""
+        stale_after_s = self._settings.stale_after_s
+        return [item for item in self._pool.replicas if item.takes_requests and self._pool.age_s(item) < stale_after_s]
 
     def _state_of(self, stream: LiveStream, now_s: float) -> StreamState:
         settings, request = self._settings, stream.request
@@ -232,8 +267,29 @@ def worker_state(replica: Replica) -> WorkerState:
         block_size=info.block_size if info is not None else 0,
         step_time=load.step_time if num_running else load.step_time.on(1.0),
         token_move_s=_token_move_s(replica),
-        lends_to=info.node_ip if info is not None and info.num_host_cores else "",
+        lends_to=_lends_on(replica),
     )
+
+
+def queues_of(replicas: Sequence[Replica]) -> dict[str, PromptQueue]:
+    """What each worker has still to compute of prompts. An idle one that lends its cores gets none while they are used:
+    it would take them from others' prompts.
+    """
+    busy_hosts = {_lends_on(replica) for replica in replicas if not replica.is_idle}
+    return {
+        replica.replica_id: PromptQueue(
+            num_tokens=replica.queued_tokens,
+            step_time=replica.load.step_time,
+            may_take=not (replica.is_idle and _lends_on(replica) and _lends_on(replica) in busy_hosts),
+        )
+        for replica in replicas
+    }
+
+
+def _lends_on(replica: Replica) -> str:
+    """The host whose other workers compute with this one's cores while it is idle; empty: none do."""
+    info = replica.info
+    return info.node_ip if info is not None and info.num_host_cores else ""
 
 
 def _token_move_s(replica: Replica) -> float:

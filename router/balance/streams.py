@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from engine.contract.messages import GenerateRequest
+from router.pool.demand import Demand
 
 
 class MoveReason(StrEnum):
-    """Why a stream is moved: its worker would keep it waiting between tokens, has hardly any KV blocks left, or an
-    operator wants it."""
+    """Why a stream is moved: its worker would keep it waiting between tokens, has hardly any KV blocks left, is behind
+    with the prompts that wait there, or an operator wants it."""
 
     GAP = "gap"
     KV = "kv"
+    QUEUE = "queue"
     ORDER = "order"
 
 
@@ -34,6 +36,7 @@ class LiveStream:
 
     ``num_moves``: how often it was told to leave a worker before, and did.
     ``order`` stands from the time on when it was told to leave this one.
+    ``prompt`` is what the worker has to compute before the first token; None: that is computed elsewhere, or was.
     """
 
     request: GenerateRequest
@@ -43,11 +46,18 @@ class LiveStream:
     num_tokens_before: int
     num_moves: int = 0
     order: MoveOrder | None = None
+    prompt: Demand | None = None
 
     @property
     def num_context_tokens(self) -> int:
         """Prompt and output so far: what each of its steps reads, and a move copies."""
         return len(self.request.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def is_waiting(self) -> bool:
+        """True for a prompt that has no token yet, and was not told to leave. Beams come all at the end."""
+        is_open = self.prompt is not None and self.order is None and not self.output_token_ids
+        return is_open and self.request.sampling.beams is None
 
     @property
     def num_tokens_left(self) -> int:
@@ -68,7 +78,13 @@ class LiveStreams:
         self._by_replica: dict[str, set[LiveStream]] = {}
 
     def enter(
-        self, request: GenerateRequest, output_token_ids: Sequence[int], *, replica_id: str, num_moves: int
+        self,
+        request: GenerateRequest,
+        output_token_ids: Sequence[int],
+        *,
+        replica_id: str,
+        num_moves: int,
+        prompt: Demand | None = None,
     ) -> LiveStream:
         """A stream begins at a worker, or goes on there."""
         stream = LiveStream(
@@ -78,6 +94,7 @@ class LiveStreams:
             since_s=self._clock(),
             num_tokens_before=len(output_token_ids),
             num_moves=num_moves,
+            prompt=prompt,
         )
         self._by_replica.setdefault(replica_id, set()).add(stream)
         return stream

@@ -13,6 +13,7 @@ _MOVES: tuple[tuple[str, Kind, str], ...] = (
     ("ordered_moves", "move", "moved to another worker by an operator's order"),
     ("gap_moves", "rebalance", "moved to another worker, to keep the time between tokens"),
     ("kv_moves", "rebalance", "moved to another worker, which has more room"),
+    ("queue_moves", "rebalance", "went to another worker, which computes their prompt sooner"),
     ("migrations", "recovery", "went on at another worker after theirs was lost"),
     ("prefill_retries", "recovery", "had their prompt sent to another worker"),
     ("local_prefills", "recovery", "had their prompt computed where they generate"),

@@ -31,6 +31,7 @@ _TOTALS: Final = {
     "drain_moves": "num_drain_moves",
     "gap_moves": "num_gap_moves",
     "kv_moves": "num_kv_moves",
+    "queue_moves": "num_queue_moves",
     "ordered_moves": "num_ordered_moves",
     "failed_moves": "num_failed_moves",
     "leaning_changes": "num_leaning_changes",

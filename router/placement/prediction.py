@@ -3,8 +3,8 @@
 The cost of a plan is a sum of seconds: those that the request needs itself, and those by which it delays the streams
 that run where it goes, or on the same host. A second by which somebody is later than was promised counts
 ``LATE_WEIGHT`` times: so plans that keep all promises come first, and if none does, the one that breaks them least. The
-own seconds of a request that was promised something count little: while it is in time it gives way to those that lack
-the time. Of one that was promised nothing those before the first token count most.
+own seconds of a request that was promised something count little, and so do those by which it delays others that are in
+time: it gives way to those that lack the time, and they to it. Of one that was promised nothing those before the first token count most.
 
 All but the constants here is also compiled (:mod:`router.placement.machine_code`): plain loops over numbers.
 """
@@ -28,7 +28,8 @@ By sums of seconds alone prompts queue for seconds rather than delay the streams
 """
 
 SLACK_WEIGHT = 0.1
-"""What an own second counts of a request that was promised something; what is late counts in full beside it."""
+"""What a second counts of a request that was promised something, or by which it delays others; what is late counts in
+full beside it."""
 
 DEFERRED_WEIGHT = 0.1
 """What a second of prompts counts that are deferred, and so delay nobody who is in time."""
@@ -162,7 +163,7 @@ def cost(here: Standing, wish: Wish, cached_tokens: float, soonest_s: float, beg
     if wish.ttft_s < NEVER:
         prompt += LATE_WEIGHT * max(ttft_s - AIM * wish.ttft_s, 0.0)
     num_tokens = wish.num_new_tokens
-    stream = num_tokens * (own * seen.gap_s + here.num_rows * seen.slower_s + here.crowding_s)
+    stream = num_tokens * (own * (seen.gap_s + here.num_rows * seen.slower_s) + here.crowding_s)
     joining = own * (wish.hand_over_s + seen.joining_s)
     if wish.itl_s < NEVER:
         others_late_s = max(seen.step_s + seen.slower_s - wish.itl_s, 0.0) - max(seen.step_s - wish.itl_s, 0.0)

@@ -82,6 +82,7 @@ class RouterCounters:
         total="gap_moves",
     )
     num_kv_moves: int = counted(metric="rebalance_moves", labels=(("reason", "kv"),), total="kv_moves")
+    num_queue_moves: int = counted(metric="rebalance_moves", labels=(("reason", "queue"),), total="queue_moves")
     num_ordered_moves: int = counted(metric="rebalance_moves", labels=(("reason", "order"),), total="ordered_moves")
     num_failed_moves: int = counted(
         "Moves that were ordered and not carried out.", metric="rebalance_moves_failed", total="failed_moves"
@@ -105,7 +106,7 @@ class RouterCounters:
         if reason is None:
             self.num_drain_moves += 1
         else:
-            name = {"gap": "num_gap_moves", "kv": "num_kv_moves", "order": "num_ordered_moves"}[reason]
+            name = f"num_{'ordered' if reason == 'order' else reason}_moves"
             setattr(self, name, getattr(self, name) + 1)
 
     def note_placed(self, reason: Reason | None) -> None:

@@ -103,6 +103,7 @@ class DecodePhase:
             generation.output_token_ids,
             replica_id=replica_id,
             num_moves=journey.num_rebalanced,
+            prompt=generation.demand if kv_transfer is None and not generation.output_token_ids else None,
         )
         _trace_stay(generation, journey, where=replica_id, has_kv=kv_transfer is not None)
         try:
@@ -187,7 +188,9 @@ class DecodePhase:
             name, reason = replica.replica_id, "where it was told to go" if is_told else None
             choice = policy_choice(self._pool, settings=self._settings, role="decode", chosen=name, reason=reason)
             generation.trace.choose(choice)
-        return self._pool.reserve(replica, num_blocks=num_blocks)
+        is_prompt = not generation.output_token_ids and journey.usable_kv(0) is None
+        num_waiting = num_tokens - self._pool.num_cached_tokens(replica, generation.demand) if is_prompt else 0
+        return self._pool.reserve(replica, num_blocks=num_blocks, num_tokens=num_waiting)
 
     def _target(self, journey: Journey, num_blocks: int) -> Replica | None:
         """Where the request was told to go, once; None where that is gone or full."""

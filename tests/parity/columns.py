@@ -324,6 +324,19 @@ FAULTS = (
         is_left_whole=False,
     ),
     Column(
+        name="moved with a part of its prompt",
+        setup=Setup(
+            settings=LOCAL,
+            num_decode=2,
+            steps={"decode": 1},
+            scheduler={"long_prefill_token_threshold": CHUNK},
+        ),
+        ask=rebalancing,
+        grow=("decode num_moved_out", "router num_ordered_moves"),
+        stay=("router num_migrations", "router num_drain_moves", "prefill num_requests"),
+        is_left_whole=False,
+    ),
+    Column(
         name="preemption",
         setup=Setup(scheduler={"artificial_preemption_probability": 0.5, "max_num_artificial_preemptions": 3}),
         grow=("decode num_preemptions",),

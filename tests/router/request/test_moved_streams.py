@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from engine.contract.step_time import StepTimeModel
 from router.errors import NoReplicaError
 from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
 
 NUM_TOKENS = 60
+KNOWN = StepTimeModel(base_s=0.001, prompt_token_s=0.0001, error=0.1, num_steps=50)
 
 
 def texts(rig: RouterRig, number: int, **body: object) -> list[asyncio.Task[str]]:
@@ -168,3 +171,26 @@ async def test_order_over_http_names_the_worker_and_how_many_go(model_dir: Path)
         text = (await rig.client.get("/metrics")).text
         assert 'baton:rebalance_moves_total{reason="order"' in text
         assert (await rig.client.get("/status")).json()["totals"]["ordered_moves"] == 1
+
+
+async def test_prompt_that_waits_goes_by_itself_to_a_worker_that_has_nothing_to_do(model_dir: Path) -> None:
+    expected = await undisturbed(model_dir, 1)
+    settings = replace(FAST, roles="elastic", decode_policy="queued_tokens", local_prefill_tokens=1000)
+    async with router_rig(model_dir, num_decode=2, settings=settings) as rig:
+        rig.decode[1].refuse_code = "draining"
+        await rig.service._refresh(wait=True)
+        hold(rig)
+        (answer,) = texts(rig, 1)
+        await all_at(rig, 0, 1)
+
+        rig.decode[0].gauges = {"step_time": KNOWN, "queued_prefill_tokens": 50_000}
+        rig.decode[1].gauges = {"step_time": KNOWN}
+        rig.decode[1].refuse_code = None
+        await all_at(rig, 1, 1)
+        let_go(rig)
+
+        assert [await answer] == expected
+        counters = rig.service.counters
+        assert (counters.num_queue_moves, counters.num_ordered_moves, counters.num_migrations) == (1, 0, 0)
+        assert (await rig.client.get("/status")).json()["totals"]["queue_moves"] == 1
+        await until(rig.is_at_rest)

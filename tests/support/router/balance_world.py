@@ -6,7 +6,7 @@ Reports come late, and so do moved streams: what a router knows is older than wh
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.contract.messages import GenerateRequest, LoadReport, SamplingParams, WorkerInfo
@@ -16,6 +16,7 @@ from engine.contract.token_ids import TokenIds
 from router.balance.moves import WorkerState
 from router.balance.rebalancer import Rebalancer, worker_state
 from router.balance.streams import LiveStream, LiveStreams, MoveReason
+from router.pool.demand import Demand
 from router.pool.replica import Replica
 from router.report.counters import RouterCounters
 from router.settings import RouterSettings
@@ -61,6 +62,10 @@ class KnownPool:
     def replicas(self) -> Sequence[Replica]:
         """By the reports of a tick ago."""
         return [replica_of(name, load, now_s=self._world.now_s) for name, load in self._world.reports.items()]
+
+    def cached_tokens(self, demand: Demand) -> Mapping[str, int]:
+        """Nothing of any prompt."""
+        return {}
 
     def age_s(self, replica: Replica) -> float:
         """All reports are as old."""

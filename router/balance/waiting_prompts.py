@@ -1,0 +1,100 @@
+"""The choice of prompts that wait at one worker and should be computed by another: a pure function of what is known.
+
+A prompt is placed when it comes. What was predicted then is off by what came since, from other routers too, and those
+whose promise is lost are passed by others: so one worker has nothing to do while prompts wait at the next one. Source
+of the idea: Eager, Lazowska, Zahorjan, "Adaptive load sharing in homogeneous distributed systems" (1986).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from engine.contract.step_time import StepTimeModel
+from router.balance.moves import PlannedMove
+from router.balance.streams import MoveReason
+
+MARGIN = 1.25
+LEAST_GAIN_S = 0.1
+"""A prompt is moved where its worker would have ended all that waits there so many times as late as the other one, and
+so much later still: what is predicted is not that certain, and whoever moves is behind nobody there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptQueue:
+    """The prompt tokens that a worker has still to compute, those whose promise is lost included.
+
+    ``may_take``: more may come. Not to a worker with whose cores another one computes now.
+    """
+
+    num_tokens: float
+    step_time: StepTimeModel
+    may_take: bool = True
+
+    def seconds(self, num_more: float = 0.0, *, length: float) -> float:
+        """Until they are computed, and so many more; all of prompts of this length."""
+        model = self.step_time
+        return (model.prompt_token_s + model.prompt_read_s * length / 2.0) * (self.num_tokens + num_more)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingPrompt:
+    """A prompt of this router that has no token yet, and was sent to its worker at ``since_s``.
+
+    ``is_late``: what was promised for its first token is lost. ``cached_tokens``: of it, by worker; none elsewhere.
+    """
+
+    request_id: str
+    replica_id: str
+    num_tokens: int
+    since_s: float
+    is_late: bool = False
+    cached_tokens: Mapping[str, int] = field(default_factory=dict)
+
+    def tokens_at(self, replica_id: str) -> int:
+        """What a worker has to compute of it: the last token in any case."""
+        return max(self.num_tokens - self.cached_tokens.get(replica_id, 0), 1)
+
+
+def plan_prompt_moves(
+    queues: Mapping[str, PromptQueue], prompts: Sequence[WaitingPrompt], *, num_moves: int
+) -> list[PlannedMove]:
+    """The moves that should begin now, from the worker that is furthest behind to the one that would be soonest ready.
+
+    Of a worker's prompts those go first that are late already, since all others have their turn before them, and among
+    these the one that came last.
+    """
+    queues = {name: queue for name, queue in queues.items() if queue.step_time.prompt_token_s > 0.0}
+    waiting: dict[str, list[WaitingPrompt]] = {}
+    for prompt in sorted(prompts, key=lambda item: (item.is_late, item.since_s)):
+        if prompt.replica_id in queues:
+            waiting.setdefault(prompt.replica_id, []).append(prompt)
+    moves: list[PlannedMove] = []
+    while waiting and len(moves) < num_moves:
+        source = max(waiting, key=lambda name: (queues[name].seconds(length=waiting[name][-1].num_tokens), name))
+        prompt = waiting[source].pop()
+        if not waiting[source]:
+            del waiting[source]
+        target = _target(queues, prompt)
+        if target is None:
+            continue
+        for name, sign in ((source, -1), (target, 1)):
+            num_tokens = max(queues[name].num_tokens + sign * prompt.tokens_at(name), 0.0)
+            queues[name] = replace(queues[name], num_tokens=num_tokens)
+        move = PlannedMove(request_id=prompt.request_id, source=source, target=target, reason=MoveReason.QUEUE)
+        moves.append(move)
+    return moves
+
+
+def _target(queues: Mapping[str, PromptQueue], prompt: WaitingPrompt) -> str | None:
+    """The worker that would end a prompt soonest, with all that is ahead of it; None: hardly sooner than its own."""
+    source, length = prompt.replica_id, prompt.num_tokens
+    ends_s = {
+        name: queue.seconds(prompt.tokens_at(name), length=length)
+        for name, queue in queues.items()
+        if queue.may_take and name != source
+    }
+    target = min(ends_s, key=lambda name: (ends_s[name], name), default=None)
+    if target is None or queues[source].seconds(length=length) < MARGIN * ends_s[target] + LEAST_GAIN_S:
+        return None
+    return target

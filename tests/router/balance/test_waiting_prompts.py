@@ -1,0 +1,199 @@
+"""Prompts that wait go to workers that end them clearly sooner, and to no others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.contract.messages import GenerateRequest, LoadReport, SamplingParams
+from engine.contract.promise import NO_PROMISE, Promise
+from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel
+from engine.contract.token_ids import TokenIds
+from router.balance.rebalancer import Rebalancer, queues_of
+from router.balance.streams import LiveStream, LiveStreams, MoveReason
+from router.balance.waiting_prompts import LEAST_GAIN_S, MARGIN, PromptQueue, WaitingPrompt, plan_prompt_moves
+from router.pool.demand import Demand
+from router.pool.replica import Replica
+from router.pool.workers import WorkerPool
+from router.report.counters import RouterCounters
+from router.settings import RouterSettings
+from tests.support.router.balance_world import BLOCK_SIZE, replica_of
+from tests.support.router.fake_workers import FakeDecodePool, FakePrefillPool
+
+MODEL = StepTimeModel(base_s=0.01, prompt_token_s=0.001, error=0.05, num_steps=1000)
+ELASTIC = RouterSettings(roles="elastic")
+
+
+def queue(num_tokens: float, *, may_take: bool = True, model: StepTimeModel = MODEL) -> PromptQueue:
+    return PromptQueue(num_tokens=num_tokens, step_time=model, may_take=may_take)
+
+
+def waiting(name: str, at: str, num_tokens: int = 500, *, is_late: bool = False, since_s: float = 0.0) -> WaitingPrompt:
+    return WaitingPrompt(request_id=name, replica_id=at, num_tokens=num_tokens, is_late=is_late, since_s=since_s)
+
+
+def planned(
+    queues: Mapping[str, PromptQueue], *prompts: WaitingPrompt, num_moves: int = 8
+) -> list[tuple[str, str, str]]:
+    moves = plan_prompt_moves(queues, prompts, num_moves=num_moves)
+    assert {move.reason for move in moves} <= {MoveReason.QUEUE}
+    return [(move.request_id, move.source, move.target) for move in moves]
+
+
+def test_a_prompt_goes_where_nothing_waits() -> None:
+    queues = {"busy": queue(2000), "idle": queue(0), "half": queue(900)}
+
+    assert planned(queues, waiting("a", "busy")) == [("a", "busy", "idle")]
+
+
+def test_it_stays_where_others_would_end_it_hardly_sooner() -> None:
+    assert planned({"busy": queue(700), "other": queue(200)}, waiting("a", "busy")) == []
+    assert planned({"busy": queue(500), "idle": queue(0)}, waiting("a", "busy")) == [], "it is all that waits"
+
+
+def test_late_ones_go_first_and_of_these_the_last_one() -> None:
+    prompts = [
+        waiting("first", "busy", since_s=1.0),
+        waiting("late", "busy", is_late=True, since_s=2.0),
+        waiting("later", "busy", is_late=True, since_s=3.0),
+        waiting("last", "busy", since_s=4.0),
+    ]
+    queues = {"busy": queue(4000), "idle": queue(0)}
+
+    assert planned(queues, *prompts, num_moves=1) == [("later", "busy", "idle")]
+    assert [name for name, *_ in planned(queues, *prompts)] == ["later", "late", "last"]
+
+
+def test_what_is_cached_where_it_waits_keeps_it_there() -> None:
+    known = replace(waiting("a", "busy", 2000), cached_tokens={"busy": 1900})
+
+    assert planned({"busy": queue(1500), "idle": queue(0)}, known) == []
+    assert planned({"busy": queue(1500), "idle": queue(0)}, replace(known, cached_tokens={"idle": 1900})) == [
+        ("a", "busy", "idle")
+    ]
+
+
+def test_nobody_is_moved_to_who_lends_its_cores_or_is_not_known() -> None:
+    queues = {"busy": queue(5000), "lends": queue(0, may_take=False), "new": queue(0, model=UNKNOWN_STEP_TIME)}
+
+    assert planned(queues, waiting("a", "busy")) == []
+    assert planned({**queues, "busy": queue(5000, model=UNKNOWN_STEP_TIME)}, waiting("a", "busy")) == []
+
+
+NAMES = ("a", "b", "c", "d")
+
+
+@given(
+    lengths=st.lists(st.tuples(st.sampled_from(NAMES), st.integers(1, 3000), st.booleans()), max_size=20),
+    others=st.fixed_dictionaries({name: st.integers(0, 5000) for name in NAMES}),
+    num_moves=st.integers(0, 8),
+)
+def test_every_move_ends_its_prompt_sooner_and_none_is_made_undone(
+    lengths: list[tuple[str, int, bool]], others: dict[str, int], num_moves: int
+) -> None:
+    prompts = {
+        f"p{number}": waiting(f"p{number}", at, num_tokens, is_late=is_late, since_s=number)
+        for number, (at, num_tokens, is_late) in enumerate(lengths)
+    }
+    tokens = {
+        name: others[name] + sum(prompt.num_tokens for prompt in prompts.values() if prompt.replica_id == name)
+        for name in NAMES
+    }
+
+    moves = planned({name: queue(number) for name, number in tokens.items()}, *prompts.values(), num_moves=num_moves)
+
+    assert len(moves) == len({name for name, *_ in moves}) <= num_moves
+    for name, source, target in moves:
+        num_tokens = prompts[name].num_tokens
+        assert prompts[name].replica_id == source != target
+        assert tokens[source] * MODEL.prompt_token_s >= (
+            MARGIN * (tokens[target] + num_tokens) * MODEL.prompt_token_s + LEAST_GAIN_S
+        )
+        tokens[source] -= num_tokens
+        tokens[target] += num_tokens
+        prompts[name] = replace(prompts[name], replica_id=target)
+    queues = {name: queue(number) for name, number in tokens.items()}
+    moved = {name: source for name, source, _ in moves}
+    assert not [item for item in planned(queues, *prompts.values()) if moved.get(item[0]) == item[2]]
+
+
+# ---- what a router knows of them
+
+
+class Known:
+    """Workers by their reports."""
+
+    def __init__(self, loads: Mapping[str, LoadReport]) -> None:
+        self.workers: WorkerPool = FakeDecodePool(prefill=FakePrefillPool())
+        self.replicas = [replica_of(name, load, now_s=0.0) for name, load in loads.items()]
+        self.cached: dict[str, int] = {}
+
+    def age_s(self, replica: Replica) -> float:
+        return 0.0
+
+    def cached_tokens(self, demand: Demand) -> Mapping[str, int]:
+        return self.cached
+
+
+BUSY = LoadReport(num_blocks=100, num_free_blocks=90, num_running=2, queued_prefill_tokens=4000, step_time=MODEL)
+IDLE = LoadReport(num_blocks=100, num_free_blocks=100, step_time=MODEL)
+
+
+def enter(
+    streams: LiveStreams, name: str, at: str, *, has_prompt: bool = True, promise: Promise = NO_PROMISE
+) -> LiveStream:
+    request = GenerateRequest(
+        request_id=name,
+        prompt_token_ids=TokenIds.of([1] * 10 * BLOCK_SIZE),
+        sampling=SamplingParams(max_tokens=10),
+        promise=promise,
+    )
+    return streams.enter(request, [], replica_id=at, num_moves=0, prompt=Demand(request) if has_prompt else None)
+
+
+def rebalancer(known: Known, streams: LiveStreams, settings: RouterSettings = ELASTIC) -> Rebalancer:
+    return Rebalancer(known, streams, settings=settings, counters=RouterCounters(), clock=lambda: 100.0)
+
+
+def test_the_router_tells_prompts_to_leave_and_nobody_else() -> None:
+    streams = LiveStreams(clock=lambda: 99.0)
+    prompt = enter(streams, "prompt", "busy")
+    enter(streams, "reads its KV", "busy", has_prompt=False)
+    enter(streams, "has tokens", "busy").output_token_ids = [1]
+    enter(streams, "was moved often", "busy").num_moves = ELASTIC.rebalance_max_moves
+    looking = rebalancer(Known({"busy": BUSY, "idle": IDLE}), streams)
+
+    assert looking.look() == {"busy": [prompt]}
+    assert prompt.order is not None
+    assert (prompt.order.target, prompt.order.reason) == ("idle", MoveReason.QUEUE)
+    assert looking.look() == {}, "it is on its way"
+
+
+def test_promises_that_are_lost_are_seen_by_the_time_that_passed() -> None:
+    streams = LiveStreams(clock=lambda: 99.0)
+    late = enter(streams, "late", "busy", promise=Promise(ttft_ms=500.0))
+    enter(streams, "in time", "busy", promise=Promise(ttft_ms=5000.0)).since_s = 99.5
+    settings = replace(ELASTIC, rebalance_max_in_flight=1)
+
+    assert rebalancer(Known({"busy": BUSY, "idle": IDLE}), streams, settings).look() == {"busy": [late]}
+
+
+@pytest.mark.parametrize("settings", [RouterSettings(roles="fixed"), replace(ELASTIC, move_waiting_prompts=False)])
+def test_with_fixed_roles_or_when_told_not_to_none_is_moved(settings: RouterSettings) -> None:
+    streams = LiveStreams(clock=lambda: 99.0)
+    enter(streams, "prompt", "busy")
+
+    assert rebalancer(Known({"busy": BUSY, "idle": IDLE}), streams, settings).look() == {}
+
+
+def test_an_idle_worker_with_whose_cores_another_one_computes_takes_none() -> None:
+    known = Known({"busy": BUSY, "lends": IDLE, "elsewhere": IDLE})
+    for replica, host in zip(known.replicas, ("one", "one", "two"), strict=True):
+        assert replica.info is not None
+        replica.info = replace(replica.info, node_ip=host, num_host_cores=2, borrows_cores=True)
+
+    assert {name for name, queue in queues_of(known.replicas).items() if queue.may_take} == {"busy", "elsewhere"}
