@@ -4,7 +4,8 @@ The cost of a plan is a sum of seconds: those that the request needs itself, and
 that run where it goes, or on the same host. A second by which somebody is later than was promised counts
 ``LATE_WEIGHT`` times: so plans that keep all promises come first, and if none does, the one that breaks them least. The
 own seconds of a request that was promised something count little, and so do those by which it delays others that are in
-time: it gives way to those that lack the time, and they to it. Of one that was promised nothing those before the first token count most.
+time: it gives way to those that lack the time, and they to it. Of one that was promised nothing those before the first
+token count most.
 
 All but the constants here is also compiled (:mod:`router.placement.machine_code`): plain loops over numbers.
 """

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 from engine.contract.config import SpeculativeConfig
 from engine.drafting.proposer import Drafting
 from engine.drafting.registry import make_drafting
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
+from tests.parity.actions import (
+    FEW_BLOCKS,
+    after_a_reset_of_decode,
+    after_an_eviction,
+    changing_roles,
+    draining_a_swapped_one,
+    draining_decode,
+    halved,
+    halved_and_lost,
+    killing_decode,
+    killing_prefill,
+    once_predicted,
+    rebalancing,
+    resetting_caches,
+    twice,
+    while_it_is_computed,
+    with_swapped_roles,
+)
 from tests.support.engine.proposers import Remembering
-from tests.support.parity.answers import Answer
 from tests.support.parity.column import Column
-from tests.support.parity.feature import COMPLETION, Feature
-from tests.support.parity.halved_prompts import halved_prompts
 from tests.support.parity.setup import BY_LEANING, ELASTIC, LOCAL, PLAIN, RECOMPUTES, STREAMED, Setup, suffering
-from tests.support.parity.world import World, asking
-from tests.support.router.router_rig import until
 
 CHUNK = 32
-FEW_BLOCKS = 40
 STEPS_BEFORE = 3
 """Steps of a decode worker before something happens to it: some tokens were sent, and some are still to come."""
 
 DAMAGED = ("decode failed_blocks", "decode recomputed_tokens")
 DRAFTS = 3
-MAX_WARM_UPS = 30
 
 ONE_ENGINE = Column(
     name="one engine",
@@ -34,165 +44,6 @@ ONE_ENGINE = Column(
 )
 """A decode worker that computes the prompt itself and is left alone: what all others are compared with."""
 
-
-# ---- what is done
-
-
-async def twice(made: World, feature: Feature) -> Answer:
-    """What was asked before is asked again."""
-    await made.ask(feature)
-    await made.rest()
-    made.count_anew()
-    return await made.ask(feature)
-
-
-async def after_a_reset_of_decode(made: World, feature: Feature) -> Answer:
-    """Prefill finds the prompt in its cache, decode does not, and reads it."""
-    await made.ask(feature)
-    await made.rest()
-    assert await made.engine("decode-0").reset_prefix_cache(preempt_running=False) is not None
-    made.count_anew()
-    return await made.ask(feature)
-
-
-async def after_an_eviction(made: World, feature: Feature) -> Answer:
-    """Both caches have evicted the prompt, and both tiers have kept it."""
-    await made.ask(feature)
-    await made.rest()
-    # Short ones: of a long prompt decode is handed over no more than its window.
-    others = [[100 + number] * 40 for number in range(FEW_BLOCKS)]
-    await made.post("/v1/completions", {**COMPLETION, "prompt": others, "max_tokens": 2})
-    await made.rest()
-    made.count_anew()
-    return await made.ask(feature)
-
-
-async def while_it_is_computed(made: World, feature: Feature) -> Answer:
-    """Decode has read something of the prompt before prefill computes the last chunk."""
-    connector = made.engine("decode-0")._thread.core.connector
-    assert connector is not None
-    num_before = connector.stats().num_blocks  # reports tell of it only after a step
-    async with asking(made, feature) as answering:
-        await made.waiting_engine("prefill")
-        await until(lambda: connector.stats().num_blocks > num_before, timeout_s=60)
-    return await answering
-
-
-async def killing_prefill(made: World, feature: Feature) -> Answer:
-    """The worker dies while it computes the prompt, and another one begins anew."""
-    async with asking(made, feature) as answering:
-        await made.kill(await made.waiting_engine("prefill"))
-    return await answering
-
-
-async def killing_decode(made: World, feature: Feature) -> Answer:
-    """The worker dies in the middle of the answer, and another one goes on behind the last token that was sent."""
-    async with asking(made, feature) as answering:
-        victim = await made.waiting_engine("decode")
-        await made.kill(victim)
-    assert made.engine(victim).load.counters["num_generated_tokens"] > 0
-    return await answering
-
-
-async def draining_decode(made: World, feature: Feature) -> Answer:
-    """The worker is told to go in the middle of the answer, and another one goes on with its KV."""
-    async with asking(made, feature) as answering:
-        leaving = await made.waiting_engine("decode")
-        draining = asyncio.create_task(made.decode.drain(leaving))
-        await until(lambda: made.engine(leaving).is_draining)
-        made.let_go()
-        await draining
-    return await answering
-
-
-async def rebalancing(made: World, feature: Feature) -> Answer:
-    """The requests of a worker are told to go on at the other one in the middle of the answer, with their KV."""
-    async with asking(made, feature) as answering:
-        source = await made.waiting_engine("decode")
-        (target,) = set(made.decode.engines) - {source}
-        moving = asyncio.create_task(made.service.administration.move(source, target, num_streams=100))
-        await until(lambda: bool(made.decode.ordered))
-        made.let_go()
-        told = await moving
-    assert (told.source, told.target) == (source, target)
-    return await answering
-
-
-async def resetting_caches(made: World, feature: Feature) -> Answer:
-    """All workers drop what they have computed in the middle of the answer."""
-    async with asking(made, feature) as answering:
-        await made.waiting_engine("decode")
-        resetting = asyncio.create_task(made.service.administration.reset_prefix_cache(preempt_running=True))
-        await asyncio.sleep(0)
-        made.let_go()
-        told = await resetting
-    assert sum(item.dropped.num_preempted for item in told if item.dropped is not None) > 0
-    return await answering
-
-
-SWAPPED = {"prefill-0": "decode", "decode-0": "prefill"}
-
-
-async def with_swapped_roles(made: World, feature: Feature) -> Answer:
-    """The worker that was started for prompts generates, and the other one computes prompts."""
-    await made.lean(SWAPPED)
-    return await made.ask(feature)
-
-
-async def changing_roles(made: World, feature: Feature) -> Answer:
-    """In the middle of the answer each of the workers leans to what the other one did."""
-    async with asking(made, feature) as answering:
-        await made.waiting_engine("decode")
-        changing = asyncio.create_task(made.lean(SWAPPED))
-        await until(lambda: made.engine("decode-0").leaning == "prefill")
-        made.let_go()
-        await changing
-    return await answering
-
-
-async def draining_a_swapped_one(made: World, feature: Feature) -> Answer:
-    """A worker that was started for prompts generates, and is told to go in the middle of it."""
-    await made.lean(SWAPPED)
-    async with asking(made, feature) as answering:
-        leaving = await made.waiting_engine("prefill")
-        draining = asyncio.create_task(made.prefill.drain(leaving))
-        await until(lambda: made.engine(leaving).is_draining)
-        made.let_go()
-        await draining
-    return await answering
-
-
-async def once_predicted(made: World, feature: Feature) -> Answer:
-    """The router has seen enough steps to choose by predictions."""
-    unknown = "router num_placed_models_unknown"
-    for _ in range(MAX_WARM_UPS):
-        num_before = made.count(unknown)
-        await made.post("/v1/completions", {**COMPLETION, "prompt": [[90] * 40, [80] * 60]})
-        await made.rest()
-        if made.count(unknown) == num_before:
-            break
-    made.count_anew()
-    return await made.ask(feature)
-
-
-async def halved(made: World, feature: Feature) -> Answer:
-    """One worker computes the first half of the prompt, another the rest."""
-    with halved_prompts(made.service, head="prefill-0", tail="decode-0"):
-        answer = await made.ask(feature)
-    may_be_split = not (feature.is_beam_search or feature.is_computed_anew)
-    assert (made.count("router num_placed_split") > 0) == may_be_split
-    return answer
-
-
-async def halved_and_lost(made: World, feature: Feature) -> Answer:
-    """The worker that computes the rest is lost when some tokens were sent."""
-    with halved_prompts(made.service, head="prefill-0", tail="decode-0"):
-        async with asking(made, feature) as answering:
-            await made.kill(await made.waiting_engine("decode"))
-        return await answering
-
-
-# ---- what is built
 
 PATHS = (
     Column(
