@@ -143,5 +143,5 @@ class TokenWorker:
         for request_id in request_ids:
             self._running.pop(request_id, None)
 
-    async def move_out(self, request_ids: Sequence[str]) -> None:
+    async def move_out(self, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
         """Everybody stays: nothing is moved in these measurements."""

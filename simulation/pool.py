@@ -110,7 +110,7 @@ class VirtualPool:
         except WorkerGoneError as error:
             raise _gone(replica_id, error) from error
 
-    async def move_out(self, replica_id: str, request_ids: Sequence[str]) -> None:
+    async def move_out(self, replica_id: str, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
         """Have requests leave for another replica.
 
         Raises:
@@ -118,7 +118,7 @@ class VirtualPool:
         """
         await self._travel()
         try:
-            await self._worker(replica_id).move_out(request_ids)
+            await self._worker(replica_id).move_out(request_ids, only_waiting=only_waiting)
         except WorkerGoneError as error:
             raise _gone(replica_id, error) from error
 

@@ -155,13 +155,13 @@ class VirtualWorker:
         """
         await self._between_steps(lambda: self.core.abort(request_ids))
 
-    async def move_out(self, request_ids: Sequence[str]) -> None:
+    async def move_out(self, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
         """Have requests leave for another worker as soon as they can; unknown ids are ignored.
 
         Raises:
             WorkerGoneError: There is nothing to move any more.
         """
-        await self._between_steps(lambda: self.core.order_out(request_ids))
+        await self._between_steps(lambda: self.core.order_out(request_ids, only_waiting=only_waiting))
 
     async def outputs(self, client_id: str, *, mirrors_cache: bool) -> AsyncIterator[StepMessage]:
         """One message a step with all that is new for a client, and one every report period when idle. Closing the

@@ -70,12 +70,13 @@ class RayWorkerPool:
         else:
             await self._caller.call(replica_id, "abort", tuple(request_ids), timeout_s=self._order_timeout_s)
 
-    async def move_out(self, replica_id: str, request_ids: Sequence[str]) -> None:
+    async def move_out(self, replica_id: str, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
         """Have requests leave a replica for another one; raises WorkerUnavailableError."""
         if (link := self._links.get(replica_id)) is not None:
-            await link.move_out(request_ids, timeout_s=self._order_timeout_s)
+            await link.move_out(request_ids, timeout_s=self._order_timeout_s, only_waiting=only_waiting)
         else:
-            await self._caller.call(replica_id, "move_out", tuple(request_ids), timeout_s=self._order_timeout_s)
+            args = (tuple(request_ids), True) if only_waiting else (tuple(request_ids),)
+            await self._caller.call(replica_id, "move_out", *args, timeout_s=self._order_timeout_s)
 
     async def drain(self, replica_id: str) -> None:
         """Have a replica let its requests go, and exit; raises WorkerUnavailableError."""

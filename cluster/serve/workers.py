@@ -295,9 +295,9 @@ class Worker:
         """End requests in any state; unknown ids are ignored."""
         await self._engine.abort(request_ids)
 
-    async def move_out(self, request_ids: Sequence[str]) -> None:
-        """Have requests leave for another worker as soon as they can; unknown ids are ignored."""
-        await self._engine.move_out(request_ids)
+    async def move_out(self, request_ids: Sequence[str], only_waiting: bool = False) -> None:
+        """Have requests leave for another worker as soon as they can, or those that wait; unknown ids are ignored."""
+        await self._engine.move_out(request_ids, only_waiting=only_waiting)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve where the pool follows its load."""

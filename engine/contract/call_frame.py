@@ -38,9 +38,12 @@ class Abort(msgspec.Struct, tag="abort"):
 
 
 class Move(msgspec.Struct, tag="move"):
-    """Have requests leave for another worker, each with a hand-over; unknown ids are ignored."""
+    """Have requests leave for another worker, each with a hand-over; unknown ids are ignored, and with ``only_waiting``
+    those of requests that have begun.
+    """
 
     request_ids: tuple[str, ...]
+    only_waiting: bool = False
 
 
 class Answer(msgspec.Struct):

@@ -229,11 +229,12 @@ class AsyncEngine:
         """End requests in any state, leases of finished ones too, and return when that is done; ignores unknown ids."""
         await self._thread.call(lambda core: core.abort(request_ids))
 
-    async def move_out(self, request_ids: Sequence[str]) -> None:
+    async def move_out(self, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
         """Have requests leave for another engine as soon as they can: each ends with a hand-over, on the stream of its
-        client. Returns when the engine has taken note. Ids of requests that are not here are ignored.
+        client. Returns when the engine has taken note. Ids of requests that are not here are ignored, and with
+        ``only_waiting`` those of requests that have begun.
         """
-        await self._thread.call(lambda core: core.order_out(request_ids))
+        await self._thread.call(lambda core: core.order_out(request_ids, only_waiting=only_waiting))
 
     def _try_add(self, request: GenerateRequest, core: EngineCore, came_s: float) -> RequestRefusedError | None:
         if self._is_draining:

@@ -19,8 +19,8 @@ class CalledEngine(Protocol):
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests."""
 
-    async def move_out(self, request_ids: Sequence[str]) -> None:
-        """Have requests leave for another engine."""
+    async def move_out(self, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
+        """Have requests leave for another engine, or those of them that wait."""
 
 
 async def answer_call(engine: CalledEngine, frame: bytes) -> bytes:
@@ -31,7 +31,7 @@ async def answer_call(engine: CalledEngine, frame: bytes) -> bytes:
             refusals = [_refusal(error) for error in await engine.submit(call.requests)]
             return pack_answer(Answer(refusals=tuple(refusals)))
         if isinstance(call, Move):
-            await engine.move_out(call.request_ids)
+            await engine.move_out(call.request_ids, only_waiting=call.only_waiting)
         else:
             await engine.abort(call.request_ids)
         return pack_answer(Answer())

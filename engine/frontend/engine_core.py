@@ -89,13 +89,14 @@ class EngineCore:
         self.num_load_changes += 1
         return self.scheduler.move_out()
 
-    def order_out(self, request_ids: Iterable[str]) -> None:
+    def order_out(self, request_ids: Iterable[str], *, only_waiting: bool = False) -> None:
         """Have requests leave for another engine at the next step boundary, their KV under leases.
 
-        One that is loading leaves when it runs; ids of requests that are not here are ignored and counted.
+        One that is loading leaves when it runs; ids of requests that are not here are ignored and counted. With
+        ``only_waiting`` those leave that wait and hold nothing, and no others.
         """
         self.num_load_changes += 1
-        self.scheduler.order_out(request_ids)
+        self.scheduler.order_out(request_ids, only_waiting=only_waiting)
 
     def forget_client(self, client_id: str) -> None:
         """A front end is gone: hold nothing for requests that it was still going to send."""

@@ -21,7 +21,7 @@ class Migration:
     A running request's blocks stay under a lease until the engine that goes on has read them. A waiting one holds
     nothing, and passes on the hand-over it came with; what a preempted one had is computed again, and counted here.
     One whose KV is being loaded goes when it runs: what is on its way here would be lost. One that hands over after its
-    first token does so, and is not moved before.
+    first token does so, and is not moved once it has begun.
     """
 
     def __init__(self, *, table: RowTable, live_requests: LiveRequests, remote: RemoteKV, counters: Counters) -> None:
@@ -31,13 +31,18 @@ class Migration:
         self._counters = counters
         self._ordered: list[Request] = []
 
-    def order(self, request_ids: Iterable[str]) -> None:
-        """Have requests leave as soon as they can. Ids of requests that are not here are counted and ignored."""
+    def order(self, request_ids: Iterable[str], *, only_waiting: bool = False) -> None:
+        """Have requests leave as soon as they can; with ``only_waiting`` now, and none that has begun. Ids of requests
+        that are not here are counted and ignored.
+        """
         self._ordered = [request for request in self._ordered if not request.is_finished]
         for request_id in request_ids:
             request = self._live_requests.live.get(request_id)
             if request is None:
                 self._counters.num_unknown_ids += 1
+            elif only_waiting:
+                if request.state is RequestState.WAITING:
+                    self._let_go((request,))
             elif not request.message.hand_over and request not in self._ordered:
                 self._ordered.append(request)
 

@@ -149,14 +149,14 @@ class Scheduler:
             self._is_quiet = False
         return num_left
 
-    def order_out(self, request_ids: Iterable[str]) -> None:
+    def order_out(self, request_ids: Iterable[str], *, only_waiting: bool = False) -> None:
         """Have requests leave for another engine, each with a hand-over, as soon as :meth:`let_go` can do that.
 
         One that is loading leaves when it runs, one that hands over anyway does that. Ids of requests that are not here
-        are counted and ignored.
+        are counted and ignored. With ``only_waiting`` none leaves that has begun.
         """
         self._is_quiet = False
-        self._migration.order(request_ids)
+        self._migration.order(request_ids, only_waiting=only_waiting)
 
     @property
     def has_departures(self) -> bool:

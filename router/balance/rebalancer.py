@@ -97,7 +97,7 @@ class Rebalancer:
             WorkerUnavailableError: The worker does not answer.
             TimeoutError: It does not answer in time.
         """
-        movable = [stream for stream in self._streams.at(source) if stream.order is None]
+        movable = [item for item in self._streams.at(source) if item.order is None and not item.is_handed_over]
         movable.sort(key=lambda stream: stream.num_context_tokens)
         order = MoveOrder(target=target, reason=MoveReason.ORDER, ordered_at_s=self._clock())
         chosen = movable[:num_streams]
@@ -165,14 +165,15 @@ class Rebalancer:
         return plan_prompt_moves(queues_of(self._usable()), waiting, num_moves=num_moves) if waiting else []
 
     def _waiting(self, stream: LiveStream, prompt: Demand, now_s: float) -> WaitingPrompt:
-        ttft_ms = prompt.promise.ttft_ms
+        is_promised = prompt.promise.ttft_ms is not None
         return WaitingPrompt(
             request_id=stream.request.request_id,
             replica_id=stream.replica_id,
             num_tokens=prompt.num_tokens,
             since_s=stream.since_s,
-            is_late=ttft_ms is not None and stream.num_moves == 0 and now_s - stream.since_s > ttft_ms / 1e3,
+            left_s=stream.first_due_s - now_s if is_promised else None,
             cached_tokens=self._pool.cached_tokens(prompt),
+            avoided=stream.goes_on_at,
         )
 
     def _forget_late_orders(self, streams: Iterable[LiveStream], now_s: float) -> list[LiveStream]:
@@ -181,7 +182,10 @@ class Rebalancer:
         for stream in streams:
             if stream.order is None:
                 continue
-            if now_s - stream.order.ordered_at_s >= ORDER_TIMEOUT_S:
+            since_s = now_s - stream.order.ordered_at_s
+            if stream.order.reason is MoveReason.QUEUE and since_s >= self._settings.stale_after_s:
+                stream.order = stream.prompt = None  # it had begun, and stays
+            elif since_s >= ORDER_TIMEOUT_S:
                 self._give_up(stream)
             else:
                 under_way.append(stream)
@@ -207,6 +211,7 @@ class Rebalancer:
             num_tokens_left=stream.num_tokens_left,
             itl_s=None if itl_ms is None else itl_ms / 1000,
             may_move=stream.order is None
+            and not stream.is_handed_over
             and stream.num_moves < settings.rebalance_max_moves
             and stream.num_tokens_here >= settings.rebalance_min_stay_tokens
             and now_s - stream.since_s >= settings.rebalance_min_stay_s,
@@ -233,11 +238,19 @@ class Rebalancer:
         """Give the order; where that fails nothing is under way."""
         try:
             async with asyncio.timeout(self._settings.abort_timeout_s):
-                await self._pool.workers.move_out(source, [stream.request.request_id for stream in streams])
+                for is_prompt in (False, True):
+                    chosen = [item.request.request_id for item in streams if _is_prompt_move(item) is is_prompt]
+                    if chosen:
+                        await self._pool.workers.move_out(source, chosen, only_waiting=is_prompt)
         except BaseException:
             for stream in streams:
                 self._give_up(stream)
             raise
+
+
+def _is_prompt_move(stream: LiveStream) -> bool:
+    """True for a prompt that was told to go if it waits."""
+    return stream.order is not None and stream.order.reason is MoveReason.QUEUE
 
 
 def _ends_of(under_way: Iterable[LiveStream]) -> Iterator[str]:

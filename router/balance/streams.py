@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,9 @@ class LiveStream:
 
     ``num_moves``: how often it was told to leave a worker before, and did.
     ``order`` stands from the time on when it was told to leave this one.
-    ``prompt`` is what the worker has to compute before the first token; None: that is computed elsewhere, or was.
+    ``prompt`` is what the worker has to compute before the first token; None: that is computed elsewhere, was, or has
+    begun. Its first token was promised until ``first_due_s``, if at all.
+    ``is_handed_over``: only its prompt is computed here, and ``goes_on_at`` is where it is generated, if it is known.
     """
 
     request: GenerateRequest
@@ -47,6 +50,9 @@ class LiveStream:
     num_moves: int = 0
     order: MoveOrder | None = None
     prompt: Demand | None = None
+    first_due_s: float = math.inf
+    is_handed_over: bool = False
+    goes_on_at: str | None = None
 
     @property
     def num_context_tokens(self) -> int:
@@ -75,7 +81,7 @@ class LiveStreams:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._by_replica: dict[str, set[LiveStream]] = {}
+        self._by_replica: dict[str, dict[LiveStream, None]] = {}  # in the order in which they came
 
     def enter(
         self,
@@ -85,6 +91,9 @@ class LiveStreams:
         replica_id: str,
         num_moves: int,
         prompt: Demand | None = None,
+        first_due_s: float = math.inf,
+        is_handed_over: bool = False,
+        goes_on_at: str | None = None,
     ) -> LiveStream:
         """A stream begins at a worker, or goes on there."""
         stream = LiveStream(
@@ -95,14 +104,17 @@ class LiveStreams:
             num_tokens_before=len(output_token_ids),
             num_moves=num_moves,
             prompt=prompt,
+            first_due_s=first_due_s,
+            is_handed_over=is_handed_over,
+            goes_on_at=goes_on_at,
         )
-        self._by_replica.setdefault(replica_id, set()).add(stream)
+        self._by_replica.setdefault(replica_id, {})[stream] = None
         return stream
 
     def leave(self, stream: LiveStream) -> None:
         """It has left its worker, or ended."""
         streams = self._by_replica[stream.replica_id]
-        streams.remove(stream)
+        del streams[stream]
         if not streams:
             del self._by_replica[stream.replica_id]
 

@@ -41,15 +41,26 @@ class PromptQueue:
 class WaitingPrompt:
     """A prompt of this router that has no token yet, and was sent to its worker at ``since_s``.
 
-    ``is_late``: what was promised for its first token is lost. ``cached_tokens``: of it, by worker; none elsewhere.
+    left_s: so long its first token may take, less than 0 where its promise is lost; None: nothing was promised.
+    cached_tokens: of it, by worker; none elsewhere. avoided: where it is generated, and not to be computed.
     """
 
     request_id: str
     replica_id: str
     num_tokens: int
     since_s: float
-    is_late: bool = False
+    left_s: float | None = None
     cached_tokens: Mapping[str, int] = field(default_factory=dict)
+    avoided: str | None = None
+
+    @property
+    def is_late(self) -> bool:
+        """True when its promise is lost: others pass it."""
+        return self.left_s is not None and self.left_s <= 0.0
+
+    def has_time(self, seconds: float) -> bool:
+        """True when its promise is kept though it waits for so long."""
+        return self.left_s is not None and seconds < self.left_s
 
     def tokens_at(self, replica_id: str) -> int:
         """What a worker has to compute of it: the last token in any case."""
@@ -62,7 +73,7 @@ def plan_prompt_moves(
     """The moves that should begin now, from the worker that is furthest behind to the one that would be soonest ready.
 
     Of a worker's prompts those go first that are late already, since all others have their turn before them, and among
-    these the one that came last.
+    these the one that came last. Those that are in time where they are stay.
     """
     queues = {name: queue for name, queue in queues.items() if queue.step_time.prompt_token_s > 0.0}
     waiting: dict[str, list[WaitingPrompt]] = {}
@@ -92,9 +103,10 @@ def _target(queues: Mapping[str, PromptQueue], prompt: WaitingPrompt) -> str | N
     ends_s = {
         name: queue.seconds(prompt.tokens_at(name), length=length)
         for name, queue in queues.items()
-        if queue.may_take and name != source
+        if queue.may_take and name not in (source, prompt.avoided)
     }
     target = min(ends_s, key=lambda name: (ends_s[name], name), default=None)
-    if target is None or queues[source].seconds(length=length) < MARGIN * ends_s[target] + LEAST_GAIN_S:
+    here_s = queues[source].seconds(length=length)
+    if target is None or prompt.has_time(here_s) or here_s < MARGIN * ends_s[target] + LEAST_GAIN_S:
         return None
     return target

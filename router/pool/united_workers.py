@@ -48,9 +48,9 @@ class UnitedWorkers:
         """End requests wherever they are; raises WorkerUnavailableError."""
         await self._of(replica_id).abort(replica_id, request_ids)
 
-    async def move_out(self, replica_id: str, request_ids: Sequence[str]) -> None:
+    async def move_out(self, replica_id: str, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
         """Have requests leave a replica for another one; raises WorkerUnavailableError."""
-        await self._of(replica_id).move_out(replica_id, request_ids)
+        await self._of(replica_id).move_out(replica_id, request_ids, only_waiting=only_waiting)
 
     async def drain(self, replica_id: str) -> None:
         """Have a replica let its requests go, and exit; raises WorkerUnavailableError."""

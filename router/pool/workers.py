@@ -71,8 +71,9 @@ class WorkerPool(Protocol):
     async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
         """End requests wherever they are; unknown ids are ignored."""
 
-    async def move_out(self, replica_id: str, request_ids: Sequence[str]) -> None:
-        """Have requests leave a replica as soon as they can, each with a hand-over; unknown ids are ignored.
+    async def move_out(self, replica_id: str, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
+        """Have requests leave a replica as soon as they can, each with a hand-over; unknown ids are ignored, and with
+        ``only_waiting`` those of requests that have begun.
 
         Raises:
             WorkerUnavailableError: It does not answer.

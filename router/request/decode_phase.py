@@ -104,6 +104,7 @@ class DecodePhase:
             replica_id=replica_id,
             num_moves=journey.num_rebalanced,
             prompt=generation.demand if kv_transfer is None and not generation.output_token_ids else None,
+            first_due_s=generation.first_due_s,
         )
         _trace_stay(generation, journey, where=replica_id, has_kv=kv_transfer is not None)
         try:

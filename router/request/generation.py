@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,6 +78,12 @@ class Generation:
     def num_head_tokens(self) -> int:
         """Of a prompt that is split between two workers: how many tokens the first one computes; otherwise 0."""
         return self.placed.num_head_tokens if self.placed is not None else 0
+
+    @property
+    def first_due_s(self) -> float:
+        """Until when its first token was promised, in the event loop's time; infinite: it was not."""
+        ttft_ms = self.request.promise.ttft_ms
+        return math.inf if ttft_ms is None else self.deadline_s - self.timeout_s + ttft_ms / 1e3
 
     @property
     def request_id(self) -> str:

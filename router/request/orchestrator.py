@@ -84,7 +84,9 @@ class Orchestrator:
             else None
         )
         self._admission = Admission(decode.pool, settings=settings, placement=self._placement)
-        self._prefill_phase = PrefillPhase(prefill, notices=decode.notices, settings=settings, counters=counters)
+        self._prefill_phase = PrefillPhase(
+            prefill, notices=decode.notices, streams=streams, settings=settings, counters=counters
+        )
         self._decode_phase = DecodePhase(
             decode, prefill_pool=prefill.pool, streams=streams, settings=settings, counters=counters
         )

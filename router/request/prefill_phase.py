@@ -6,8 +6,9 @@ import asyncio
 import logging
 from dataclasses import dataclass, field, replace
 
-from engine.contract.messages import GenerateRequest, TokenDelta
+from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, PeerIdentity
+from router.balance.streams import LiveStreams
 from router.errors import RouterError, WorkerFailedError
 from router.pool.replica import Replica, Reservation
 from router.pool.workers import WorkerError, WorkerRefusedError, WorkerUnavailableError
@@ -36,7 +37,8 @@ logger = logging.getLogger(f"baton.{__name__}")
 class Loss:
     """Why the last attempt failed; ``failure`` is what the caller should see, where that is more than a loss.
 
-    Refusals by replicas that are drained, or whose queues are full, are no losses.
+    Refusals by replicas that are drained, or whose queues are full, are no losses. Nor is it one where the prompt was
+    told to go from a queue to the replica ``target``.
     """
 
     tried: set[str] = field(default_factory=set)
@@ -44,6 +46,8 @@ class Loss:
     num_losses: int = 0
     num_drained: int = 0
     num_full: int = 0
+    num_moves: int = 0
+    target: str | None = None
     reason: str = ""
     failure: RouterError | None = None
 
@@ -56,9 +60,16 @@ class PrefillPhase:
     """Runs prompts on prefill replicas; tries another one when one is lost."""
 
     def __init__(
-        self, link: WorkerLink, *, notices: EarlyNotices, settings: RouterSettings, counters: RouterCounters
+        self,
+        link: WorkerLink,
+        *,
+        notices: EarlyNotices,
+        streams: LiveStreams,
+        settings: RouterSettings,
+        counters: RouterCounters,
     ) -> None:
         """``notices`` go to the decode replicas, which read along."""
+        self._streams = streams
         self._link = link
         self._pool = link.pool
         self._notices = notices
@@ -90,12 +101,11 @@ class PrefillPhase:
             if (trace := generation.trace) is not None:
                 part = "recompute" if generation.output_token_ids else "prefill"
                 trace.enter_worker(part, where=replica.replica_id, call=PREFILL, hands_over=stream_id is not None)
-            delta = await self._try(generation, replica, loss)
+            delta = await self._stay(generation, replica, loss, stream_id=stream_id)
             if delta is not None:
                 return replica.replica_id, delta
-            if trace is not None:
-                trace.enter("recovery", reason=loss.reason)
-            logger.warning("prefill failed: request_id=%s: %s", generation.name_in_logs, loss.reason)
+            if loss.target is None:
+                _tell(generation, loss)
         if policy == "recompute":
             raise PrefillLostError(loss.reason)
         raise loss.failure or WorkerFailedError(
@@ -112,8 +122,8 @@ class PrefillPhase:
         Raises:
             NoReplicaError: None was healthy for ``recovery_wait_s``.
         """
-        self._counters.num_prefill_retries += loss.num_attempts > 0
-        replica = None if loss.num_attempts else self._first_choice(generation)
+        self._counters.num_prefill_retries += loss.num_attempts > 0 and loss.target is None
+        replica = self._target(loss) if loss.num_attempts else self._first_choice(generation)
         if loss.num_full and not self._pool.has_any(loss.tried):
             generation.stage = "prefill, whose workers' queues are full"
             await asyncio.sleep(self._settings.full_wait_s(loss.num_full))
@@ -131,6 +141,12 @@ class PrefillPhase:
         generation.prefill_replica = replica
         return replica
 
+    def _target(self, loss: Loss) -> Replica | None:
+        """Where the prompt was told to go, once; None where that is gone."""
+        name, loss.target = loss.target, None
+        replica = self._pool.get(name) if name is not None else None
+        return replica if replica is not None and self._pool.is_usable(replica) else None
+
     def _first_choice(self, generation: Generation) -> Replica | None:
         """The replica that has the KV of the same prompt already, or where it has its turn, if it can be used."""
         if generation.leader is not None and generation.leader.prefill_replica is not None:
@@ -138,6 +154,34 @@ class PrefillPhase:
         else:
             replica = generation.prompt_room.replica if generation.prompt_room is not None else None
         return replica if replica is not None and self._pool.is_usable(replica) else None
+
+    async def _stay(
+        self, generation: Generation, replica: Replica, loss: Loss, *, stream_id: str | None
+    ) -> TokenDelta | None:
+        """The first token from one replica; None when another one should be tried, and then ``loss`` says why or which.
+
+        While it waits there it may be told to go.
+        """
+        stream = self._streams.enter(
+            generation.request,
+            generation.output_token_ids,
+            replica_id=replica.replica_id,
+            num_moves=loss.num_moves,
+            prompt=None if generation.num_head_tokens or generation.output_token_ids else generation.demand,
+            first_due_s=generation.first_due_s,
+            is_handed_over=True,
+            goes_on_at=stream_id,
+        )
+        try:
+            delta = await self._try(generation, replica, loss)
+        finally:
+            self._streams.leave(stream)
+        if delta is None or stream.order is None or not _was_given_back(delta):
+            return delta
+        self._counters.count_move(stream.order.reason)
+        loss.num_moves += 1
+        loss.tried, loss.target = {replica.replica_id}, stream.order.target
+        return None
 
     async def _try(self, generation: Generation, replica: Replica, loss: Loss) -> TokenDelta | None:
         """The first token from one replica; None when another one should be tried, and then ``loss`` says why."""
@@ -228,6 +272,18 @@ def _head(generation: Generation) -> GenerateRequest:
         prompt_token_ids=request.prompt_token_ids[: generation.num_head_tokens],
         sampling=type(request.sampling)(max_tokens=2, ignore_eos=True),
     )
+
+
+def _tell(generation: Generation, loss: Loss) -> None:
+    """Say that a prompt goes elsewhere because of a loss."""
+    if generation.trace is not None:
+        generation.trace.enter("recovery", reason=loss.reason)
+    logger.warning("prefill failed: request_id=%s: %s", generation.name_in_logs, loss.reason)
+
+
+def _was_given_back(delta: TokenDelta) -> bool:
+    """True when a replica let a prompt go that waited there."""
+    return delta.finish_reason is FinishReason.HANDED_OVER and not delta.token_ids and delta.kv_transfer is None
 
 
 def times(number: int) -> str:

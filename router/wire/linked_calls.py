@@ -85,9 +85,9 @@ class LinkedCalls:
         """End requests; raises WorkerUnavailableError."""
         await self._ask("abort", pack_call(Abort(tuple(request_ids))), timeout_s=timeout_s)
 
-    async def move_out(self, request_ids: Sequence[str], *, timeout_s: float) -> None:
+    async def move_out(self, request_ids: Sequence[str], *, timeout_s: float, only_waiting: bool = False) -> None:
         """Have requests leave for another worker; raises WorkerUnavailableError."""
-        await self._ask("move", pack_call(Move(tuple(request_ids))), timeout_s=timeout_s)
+        await self._ask("move", pack_call(Move(tuple(request_ids), only_waiting)), timeout_s=timeout_s)
 
     async def _ask(self, what: str, call: bytes, *, timeout_s: float) -> Answer:
         try:

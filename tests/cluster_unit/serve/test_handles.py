@@ -123,8 +123,8 @@ async def test_requests_aborts_and_moves_go_over_the_connection_while_there_is_o
     async def abort(request_ids: Sequence[str]) -> None:
         by_ray.extend(request_ids)
 
-    async def move_out(request_ids: Sequence[str]) -> None:
-        by_ray.extend(f"move {name}" for name in request_ids)
+    async def move_out(request_ids: Sequence[str], only_waiting: bool = False) -> None:
+        by_ray.extend(f"move {name}{' if it waits' if only_waiting else ''}" for name in request_ids)
 
     async def write(connection: FrameConnection) -> None:
         connection.send(pack_step(StepMessage(deltas=(), load=LOAD)))
@@ -153,9 +153,10 @@ async def test_requests_aborts_and_moves_go_over_the_connection_while_there_is_o
     assert not pool.has_link("a")
     await pool.abort("a", ["after"])
     await pool.move_out("a", ["after"])
+    await pool.move_out("a", ["a prompt"], only_waiting=True)
     assert refusal is not None
     assert refusal.code == REFUSAL.code
-    assert by_ray == ["before", "of another stream", "after", "move after"]
+    assert by_ray == ["before", "of another stream", "after", "move after", "move a prompt if it waits"]
     await server.close()
 
 

@@ -67,6 +67,24 @@ def test_only_the_ones_that_were_told_to_leave() -> None:
     assert world.scheduler.stats().num_unknown_ids == 1
 
 
+def test_of_those_that_wait_only_those_leave_that_have_not_begun_also_beside_a_step_in_flight() -> None:
+    world = decode_world(seqs=1)
+    for name in ("runs", "waits", "hands over", "stays"):
+        world.add(make_request(name, fresh_prompt(5), max_tokens=9, hand_over=name == "hands over"))
+    world.step()
+    world.schedule()
+
+    world.scheduler.order_out(["runs", "waits", "hands over", "nobody"], only_waiting=True)
+    world.complete_step()
+    assert ended(world) == dict.fromkeys(("waits", "hands over"), FinishReason.HANDED_OVER)
+    assert {ending.last.kv_transfer for ending in world.endings.values() if ending.last is not None} == {None}
+    world.run()
+
+    assert ended(world)["runs"] is ended(world)["stays"] is FinishReason.LENGTH
+    stats = world.scheduler.stats()
+    assert (stats.num_moved_out, stats.num_unknown_ids, stats.recomputed_tokens) == (2, 1, 0)
+
+
 def test_nobody_leaves_while_a_step_is_in_flight_and_its_token_goes_along() -> None:
     world = decode_world()
     world.add(make_request("a", fresh_prompt(5), max_tokens=9))

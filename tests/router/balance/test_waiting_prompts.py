@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -32,8 +33,10 @@ def queue(num_tokens: float, *, may_take: bool = True, model: StepTimeModel = MO
     return PromptQueue(num_tokens=num_tokens, step_time=model, may_take=may_take)
 
 
-def waiting(name: str, at: str, num_tokens: int = 500, *, is_late: bool = False, since_s: float = 0.0) -> WaitingPrompt:
-    return WaitingPrompt(request_id=name, replica_id=at, num_tokens=num_tokens, is_late=is_late, since_s=since_s)
+def waiting(
+    name: str, at: str, num_tokens: int = 500, *, left_s: float | None = None, since_s: float = 0.0
+) -> WaitingPrompt:
+    return WaitingPrompt(request_id=name, replica_id=at, num_tokens=num_tokens, left_s=left_s, since_s=since_s)
 
 
 def planned(
@@ -58,8 +61,8 @@ def test_it_stays_where_others_would_end_it_hardly_sooner() -> None:
 def test_late_ones_go_first_and_of_these_the_last_one() -> None:
     prompts = [
         waiting("first", "busy", since_s=1.0),
-        waiting("late", "busy", is_late=True, since_s=2.0),
-        waiting("later", "busy", is_late=True, since_s=3.0),
+        waiting("late", "busy", left_s=-1.0, since_s=2.0),
+        waiting("later", "busy", left_s=-1.0, since_s=3.0),
         waiting("last", "busy", since_s=4.0),
     ]
     queues = {"busy": queue(4000), "idle": queue(0)}
@@ -77,6 +80,13 @@ def test_what_is_cached_where_it_waits_keeps_it_there() -> None:
     ]
 
 
+def test_those_that_are_in_time_where_they_are_stay() -> None:
+    queues = {"busy": queue(2000), "idle": queue(0)}  # two seconds
+
+    assert planned(queues, waiting("a", "busy", left_s=2.1)) == []
+    assert planned(queues, waiting("a", "busy", left_s=1.9)) == [("a", "busy", "idle")]
+
+
 def test_nobody_is_moved_to_who_lends_its_cores_or_is_not_known() -> None:
     queues = {"busy": queue(5000), "lends": queue(0, may_take=False), "new": queue(0, model=UNKNOWN_STEP_TIME)}
 
@@ -88,16 +98,18 @@ NAMES = ("a", "b", "c", "d")
 
 
 @given(
-    lengths=st.lists(st.tuples(st.sampled_from(NAMES), st.integers(1, 3000), st.booleans()), max_size=20),
+    lengths=st.lists(
+        st.tuples(st.sampled_from(NAMES), st.integers(1, 3000), st.sampled_from([None, -1.0, 0.5, 5.0])), max_size=20
+    ),
     others=st.fixed_dictionaries({name: st.integers(0, 5000) for name in NAMES}),
     num_moves=st.integers(0, 8),
 )
 def test_every_move_ends_its_prompt_sooner_and_none_is_made_undone(
-    lengths: list[tuple[str, int, bool]], others: dict[str, int], num_moves: int
+    lengths: list[tuple[str, int, float | None]], others: dict[str, int], num_moves: int
 ) -> None:
     prompts = {
-        f"p{number}": waiting(f"p{number}", at, num_tokens, is_late=is_late, since_s=number)
-        for number, (at, num_tokens, is_late) in enumerate(lengths)
+        f"p{number}": waiting(f"p{number}", at, num_tokens, left_s=left_s, since_s=number)
+        for number, (at, num_tokens, left_s) in enumerate(lengths)
     }
     tokens = {
         name: others[name] + sum(prompt.num_tokens for prompt in prompts.values() if prompt.replica_id == name)
@@ -144,15 +156,16 @@ IDLE = LoadReport(num_blocks=100, num_free_blocks=100, step_time=MODEL)
 
 
 def enter(
-    streams: LiveStreams, name: str, at: str, *, has_prompt: bool = True, promise: Promise = NO_PROMISE
+    streams: LiveStreams, name: str, at: str, *, has_prompt: bool = True, first_due_s: float = math.inf
 ) -> LiveStream:
     request = GenerateRequest(
         request_id=name,
         prompt_token_ids=TokenIds.of([1] * 10 * BLOCK_SIZE),
         sampling=SamplingParams(max_tokens=10),
-        promise=promise,
+        promise=Promise(ttft_ms=5000.0) if first_due_s < math.inf else NO_PROMISE,
     )
-    return streams.enter(request, [], replica_id=at, num_moves=0, prompt=Demand(request) if has_prompt else None)
+    prompt = Demand(request) if has_prompt else None
+    return streams.enter(request, [], replica_id=at, num_moves=0, prompt=prompt, first_due_s=first_due_s)
 
 
 def rebalancer(known: Known, streams: LiveStreams, settings: RouterSettings = ELASTIC) -> Rebalancer:
@@ -175,11 +188,31 @@ def test_the_router_tells_prompts_to_leave_and_nobody_else() -> None:
 
 def test_promises_that_are_lost_are_seen_by_the_time_that_passed() -> None:
     streams = LiveStreams(clock=lambda: 99.0)
-    late = enter(streams, "late", "busy", promise=Promise(ttft_ms=500.0))
-    enter(streams, "in time", "busy", promise=Promise(ttft_ms=5000.0)).since_s = 99.5
+    late = enter(streams, "late", "busy", first_due_s=99.5)
+    enter(streams, "soon late", "busy", first_due_s=103.0).since_s = 99.5
+    in_time = enter(streams, "in time", "busy", first_due_s=110.0)
     settings = replace(ELASTIC, rebalance_max_in_flight=1)
 
     assert rebalancer(Known({"busy": BUSY, "idle": IDLE}), streams, settings).look() == {"busy": [late]}
+    rebalancer(Known({"busy": BUSY, "idle": IDLE}), streams).look()
+    assert in_time.order is None
+
+
+def test_a_prompt_that_had_begun_is_not_told_again_and_leaves_room_for_other_moves() -> None:
+    now_s = 100.0
+    streams = LiveStreams(clock=lambda: now_s)
+    begun = enter(streams, "begun", "busy")
+    settings, counters = replace(ELASTIC, rebalance_max_in_flight=1), RouterCounters()
+    known = Known({"busy": BUSY, "idle": IDLE})
+    looking = Rebalancer(known, streams, settings=settings, counters=counters, clock=lambda: now_s)
+    assert looking.look() == {"busy": [begun]}
+    waits = enter(streams, "waits", "busy")
+
+    assert looking.look() == {}, "one at a time"
+    now_s += settings.stale_after_s
+    assert looking.look() == {"busy": [waits]}
+    assert begun.order is None
+    assert counters.num_failed_moves == 0
 
 
 @pytest.mark.parametrize("settings", [RouterSettings(roles="fixed"), replace(ELASTIC, move_waiting_prompts=False)])

@@ -194,3 +194,27 @@ async def test_prompt_that_waits_goes_by_itself_to_a_worker_that_has_nothing_to_
         assert (counters.num_queue_moves, counters.num_ordered_moves, counters.num_migrations) == (1, 0, 0)
         assert (await rig.client.get("/status")).json()["totals"]["queue_moves"] == 1
         await until(rig.is_at_rest)
+
+
+async def test_prompt_that_waits_to_be_handed_over_goes_to_another_worker_as_well(model_dir: Path) -> None:
+    expected = await undisturbed(model_dir, 1)
+    settings = replace(FAST, roles="elastic", decode_policy="queued_tokens")
+    async with router_rig(model_dir, num_prefill=2, num_decode=1, settings=settings) as rig:
+        for name in ("prefill-0", "prefill-1"):
+            rig.prefill.replicas[name].gate.clear()
+        rig.prefill[1].refuse_code = "draining"
+        await rig.service._refresh(wait=True)
+        (answer,) = texts(rig, 1)
+        await until(lambda: len(rig.prefill[0].running) == 1)
+
+        rig.prefill[0].gauges = {"step_time": KNOWN, "queued_prefill_tokens": 50_000}
+        rig.prefill[1].gauges = rig.decode[0].gauges = {"step_time": KNOWN}
+        rig.prefill[1].refuse_code = None
+        await until(lambda: len(rig.prefill[1].running) == 1)
+        for name in ("prefill-0", "prefill-1"):
+            rig.prefill.replicas[name].gate.set()
+
+        assert [await answer] == expected
+        counters = rig.service.counters
+        assert (counters.num_queue_moves, counters.num_prefill_retries, counters.num_local_prefills) == (1, 0, 0)
+        await until(rig.is_at_rest)

@@ -50,11 +50,11 @@ class Engine:
         """Take note."""
         self.aborted += request_ids
 
-    async def move_out(self, request_ids: Sequence[str]) -> None:
+    async def move_out(self, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
         """Take note, or fail."""
         if self.failure is not None:
             raise self.failure
-        self.moved += request_ids
+        self.moved += [f"{name} if it waits" if only_waiting else name for name in request_ids]
 
 
 def request(name: str, *, num_tokens: int = 3, client_id: str = "router-1") -> GenerateRequest:
@@ -132,11 +132,12 @@ async def test_an_abort_follows_the_submission_before_it(engine: Engine, calls: 
 
 async def test_an_order_to_move_arrives_and_a_dead_engine_answers_it_too(engine: Engine, calls: LinkedCalls) -> None:
     await calls.move_out(["a", "unknown"], timeout_s=PATIENCE_S)
+    await calls.move_out(["c"], timeout_s=PATIENCE_S, only_waiting=True)
     engine.failure = EngineDeadError("the engine is not running")
 
     with pytest.raises(WorkerUnavailableError, match="EngineDeadError: the engine is not running"):
         await calls.move_out(["b"], timeout_s=PATIENCE_S)
-    assert engine.moved == ["a", "unknown"]
+    assert engine.moved == ["a", "unknown", "c if it waits"]
 
 
 async def test_a_dead_engine_makes_the_replica_unavailable(engine: Engine, calls: LinkedCalls) -> None:

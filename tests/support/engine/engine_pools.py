@@ -103,10 +103,10 @@ class EnginePool:
         """Drop what is cached."""
         return await self.engines[replica_id].reset_prefix_cache(preempt_running=preempt_running)
 
-    async def move_out(self, replica_id: str, request_ids: Sequence[str]) -> None:
+    async def move_out(self, replica_id: str, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
         """Have requests go on elsewhere."""
         self.ordered.extend(request_ids)
-        await _called(replica_id, self.engines[replica_id].move_out(request_ids))
+        await _called(replica_id, self.engines[replica_id].move_out(request_ids, only_waiting=only_waiting))
 
     async def drain(self, replica_id: str) -> None:
         """Let its requests go."""

@@ -233,9 +233,13 @@ class FakePrefillPool(_FakePool):
             replica.running.pop(request_id, None)
             replica.leases.discard(request_id)
 
-    async def move_out(self, replica_id: str, request_ids: Sequence[str]) -> None:
-        """All of them hand over anyway."""
-        self.replicas[replica_id].check_alive()
+    async def move_out(self, replica_id: str, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
+        """Let those go that wait; others hand over anyway."""
+        replica = self.replicas[replica_id]
+        replica.check_alive()
+        for request_id in request_ids if only_waiting else ():
+            if (request := replica.running.pop(request_id, None)) is not None:
+                self._send(replica, request.client_id, [TokenDelta(request_id, (), FinishReason.HANDED_OVER)])
 
     async def _compute(self, replica: FakeReplica, request: GenerateRequest) -> None:
         await replica.gate.wait()
@@ -330,7 +334,7 @@ class FakeDecodePool(_FakePool):
         for request_id in request_ids:
             replica.running.pop(request_id, None)
 
-    async def move_out(self, replica_id: str, request_ids: Sequence[str]) -> None:
+    async def move_out(self, replica_id: str, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
         """Let requests go, without KV; other ids are ignored."""
         replica = self.replicas[replica_id]
         replica.check_alive()
