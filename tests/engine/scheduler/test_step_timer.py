@@ -120,7 +120,8 @@ def test_steps_with_prompts_are_learnt_from_however_soon_they_come() -> None:
 
 
 @given(
-    seconds=st.lists(st.sampled_from([0.002, 0.01, 0.03, 0.06, 0.2]), min_size=2, max_size=80),
+    # Of such times no sum is the period itself, where rounding would decide.
+    seconds=st.lists(st.sampled_from([0.0021, 0.0113, 0.0307, 0.0611, 0.203]), min_size=2, max_size=80),
     fit=st.sampled_from([Noted, Experienced]),
 )
 def test_several_decode_steps_in_one_are_learnt_from_as_if_they_came_one_by_one(
