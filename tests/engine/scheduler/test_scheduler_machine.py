@@ -232,11 +232,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert last is not None
             assert last.finish_reason is FinishReason.ABORT
 
-    @rule(event=st.sampled_from(["drain", "some leave", "front end goes", "reset", "reset while idle"]))
+    @rule(event=st.sampled_from(["drain", "some leave", "who waits leaves", "front end goes", "reset", "reset while idle"]))
     def rare_event(self, event: str) -> None:
         scheduler = self.world.scheduler
         if event in ("drain", "some leave"):
             _ = self.world.move_out() if event == "drain" else self.world.order_out(self.world.live_ids()[::2])
+        elif event == "who waits leaves":
+            self.world.order_out(self.world.live_ids(), only_waiting=True)
         elif event == "front end goes":
             scheduler.forget_client("client-0")
         else:

@@ -288,9 +288,9 @@ class SchedulerWorld:
         self.collect(self.scheduler.take_finished())
         return num_left
 
-    def order_out(self, request_ids: Sequence[str]) -> None:
+    def order_out(self, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
         """Tell some to go on elsewhere, and let those go who can now; others do when a step begins."""
-        self.scheduler.order_out(request_ids)
+        self.scheduler.order_out(request_ids, only_waiting=only_waiting)
         self._let_go()
 
     def live_ids(self) -> list[str]:
