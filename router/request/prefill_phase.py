@@ -179,6 +179,8 @@ class PrefillPhase:
         if delta is None or stream.order is None or not _was_given_back(delta):
             return delta
         self._counters.count_move(stream.order.reason)
+        if generation.trace is not None:
+            generation.trace.note(reason=stream.order.reason.value)
         loss.num_moves += 1
         loss.tried, loss.target = {replica.replica_id}, stream.order.target
         return None
