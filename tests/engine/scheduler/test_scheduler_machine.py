@@ -29,6 +29,7 @@ from tests.support.scheduler.scheduler_strategies import (
     MAX_MODEL_LEN,
     PRIORITIES,
     PROMPTS,
+    RARE_EVENTS,
     SAMPLING,
     SHARES,
     WINDOWS,
@@ -232,17 +233,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert last is not None
             assert last.finish_reason is FinishReason.ABORT
 
-    @rule(event=st.sampled_from(["drain", "some leave", "who waits leaves", "front end goes", "reset", "reset while idle"]))
+    @rule(event=RARE_EVENTS)
     def rare_event(self, event: str) -> None:
-        scheduler = self.world.scheduler
-        if event in ("drain", "some leave"):
-            _ = self.world.move_out() if event == "drain" else self.world.order_out(self.world.live_ids()[::2])
-        elif event == "who waits leaves":
-            self.world.order_out(self.world.live_ids(), only_waiting=True)
-        elif event == "front end goes":
-            scheduler.forget_client("client-0")
-        else:
-            assert scheduler.reset_prefix_cache(preempt_running=event == "reset") or event != "reset"
+        self.world.let_happen(event)
 
     # ---- steps
 

@@ -38,3 +38,15 @@ class PromisingWorld(SchedulerWorld):
         """Add a request; refusals pass through."""
         self._num_added += 1
         super().add(replace(request, promise=PROMISES[self._num_added % len(PROMISES)]))
+
+    def let_happen(self, event: str) -> None:
+        """One of ``RARE_EVENTS``."""
+        if event == "drain":
+            self.move_out()
+        elif "leave" in event:
+            self.order_out(self.live_ids()[::2], only_waiting=event == "who waits leaves")
+        elif event == "front end goes":
+            self.scheduler.forget_client("client-0")
+        else:
+            was_reset = self.scheduler.reset_prefix_cache(preempt_running=event == "reset")
+            assert was_reset or event != "reset"

@@ -83,3 +83,8 @@ FAILED_BLOCKS = st.sampled_from([1, 0, 0, 1, 2, 3, 5, 9, 10, 63])
 
 PRIORITIES = st.sampled_from([(0,), (1,), (2,), (1,), (0, 1), (1, 1, 0), (2, 0, 1)])
 """Priorities of the choices of one prompt, most often of its only one."""
+
+RARE_EVENTS = st.sampled_from(
+    ["drain", "some leave", "who waits leaves", "front end goes", "reset", "reset while idle"]
+)
+"""What happens to all requests at once, or to some."""
