@@ -32,8 +32,8 @@ class Migration:
         self._ordered: list[Request] = []
 
     def order(self, request_ids: Iterable[str], *, only_waiting: bool = False) -> None:
-        """Have requests leave as soon as they can; with ``only_waiting`` now, and none that has begun. Ids of requests
-        that are not here are counted and ignored.
+        """Have requests leave as soon as they can; with ``only_waiting`` those that wait, now, and no others. Ids of
+        requests that are not here are counted and ignored.
         """
         self._ordered = [request for request in self._ordered if not request.is_finished]
         for request_id in request_ids:

@@ -153,7 +153,7 @@ class Scheduler:
         """Have requests leave for another engine, each with a hand-over, as soon as :meth:`let_go` can do that.
 
         One that is loading leaves when it runs, one that hands over anyway does that. Ids of requests that are not here
-        are counted and ignored. With ``only_waiting`` none leaves that has begun.
+        are counted and ignored. With ``only_waiting`` only those leave that wait.
         """
         self._is_quiet = False
         self._migration.order(request_ids, only_waiting=only_waiting)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from tests.support.engine.engine_pools import EnginePool
 from tests.support.parity.answers import Answer
 from tests.support.parity.feature import COMPLETION, Feature
 from tests.support.parity.halved_prompts import halved_prompts
+from tests.support.parity.waiting_moves import move_waiting
 from tests.support.parity.world import World, asking
 from tests.support.router.router_rig import until
 
@@ -72,9 +74,13 @@ async def killing_decode(made: World, feature: Feature) -> Answer:
 
 async def draining_decode(made: World, feature: Feature) -> Answer:
     """The worker is told to go in the middle of the answer, and another one goes on with its KV."""
+    return await _draining(made, feature, made.decode, "decode")
+
+
+async def _draining(made: World, feature: Feature, pool: EnginePool, role: str) -> Answer:
     async with asking(made, feature) as answering:
-        leaving = await made.waiting_engine("decode")
-        draining = asyncio.create_task(made.decode.drain(leaving))
+        leaving = await made.waiting_engine(role)
+        draining = asyncio.create_task(pool.drain(leaving))
         await until(lambda: made.engine(leaving).is_draining)
         made.let_go()
         await draining
@@ -91,6 +97,25 @@ async def rebalancing(made: World, feature: Feature) -> Answer:
         made.let_go()
         told = await moving
     assert (told.source, told.target) == (source, target)
+    return await answering
+
+
+async def moving_while_it_waits(made: World, feature: Feature) -> Answer:
+    """Both workers are in a step of others when the requests come, which are told to go before theirs looks at them."""
+    others = [
+        asyncio.create_task(made.post("/v1/completions", {**COMPLETION, "prompt": [[number] * 40], "max_tokens": 3}))
+        for number in (80, 90)
+    ]
+    await until(lambda: all(runner.is_waiting for runner in made.runners.values()), timeout_s=60)
+    num_before = len(made.decode.submitted)
+    answering = asyncio.create_task(made.ask(feature))
+    await until(lambda: len(made.decode.submitted) > num_before)
+    sent = {request.request_id for request in made.decode.submitted[num_before:]}
+    num_ordered = len(made.decode.ordered)
+    moving = move_waiting(made.service, sent)
+    await until(lambda: len(made.decode.ordered) == num_ordered + len(moving))
+    made.let_go()
+    await asyncio.gather(*others, *moving)
     return await answering
 
 
@@ -129,13 +154,7 @@ async def changing_roles(made: World, feature: Feature) -> Answer:
 async def draining_a_swapped_one(made: World, feature: Feature) -> Answer:
     """A worker that was started for prompts generates, and is told to go in the middle of it."""
     await made.lean(SWAPPED)
-    async with asking(made, feature) as answering:
-        leaving = await made.waiting_engine("prefill")
-        draining = asyncio.create_task(made.prefill.drain(leaving))
-        await until(lambda: made.engine(leaving).is_draining)
-        made.let_go()
-        await draining
-    return await answering
+    return await _draining(made, feature, made.prefill, "prefill")
 
 
 async def once_predicted(made: World, feature: Feature) -> Answer:

@@ -19,6 +19,7 @@ from tests.parity.actions import (
     halved_and_lost,
     killing_decode,
     killing_prefill,
+    moving_while_it_waits,
     once_predicted,
     rebalancing,
     resetting_caches,
@@ -185,6 +186,14 @@ FAULTS = (
         ask=rebalancing,
         grow=("decode num_moved_out", "router num_ordered_moves"),
         stay=("router num_migrations", "router num_drain_moves", "prefill num_requests"),
+        is_left_whole=False,
+    ),
+    Column(
+        name="moved while it waits",
+        setup=Setup(settings=LOCAL, num_decode=2, steps={"decode": 1}),
+        ask=moving_while_it_waits,
+        grow_without_beams=("decode num_moved_out", "router num_queue_moves"),
+        stay=("router num_migrations", "router num_drain_moves", "decode num_transfers", "decode recomputed_tokens"),
         is_left_whole=False,
     ),
     Column(
