@@ -16,8 +16,8 @@ from router.balance.streams import MoveReason
 
 MARGIN = 1.25
 LEAST_GAIN_S = 0.1
-"""A prompt is moved if all that waits at its worker takes at least ``MARGIN`` times as long as all that waits at the other
-one, the prompt included, and ``LEAST_GAIN_S`` more: what is predicted is not that certain."""
+"""A prompt is moved if all that waits at its worker takes at least ``MARGIN`` times as long as all that waits at the
+other one, the prompt included, and ``LEAST_GAIN_S`` more: what is predicted is not that certain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
