@@ -310,10 +310,13 @@ class StepOutputProcessor:
         columns = zip(requests, indices, zip(*block_ids, strict=True), strict=True)
         for number, (request, index, ids) in enumerate(columns):
             hashes = request.block_hashes
+            parent = hashes[index - 1] if index else request.root
+            tokens = token_bytes[number * num_bytes : (number + 1) * num_bytes]
             if index == len(hashes):
-                parent = hashes[-1] if hashes else request.root
-                hashes.append(hash_block(parent, token_bytes[number * num_bytes : (number + 1) * num_bytes]))
-            self._publish(request, index, [(block_id,) for block_id in ids])
+                hashes.append(hash_block(parent, tokens))
+            if len(self._pending):
+                self._pending.published((hashes[index],))
+            self._kv_cache.publish_one(ids, hashes[index], parent, tokens)
             request.num_published_blocks = index + 1
             if request.confirmed_blocks:
                 self._skip_confirmed(request)

@@ -175,20 +175,42 @@ class KVCacheManager:
         for group, block_ids in enumerate(tables[1:], start=1):
             self._offer(block_ids, [group_hash(block_hash, group) for block_hash in hashes])
 
+    def publish_one(
+        self, block_ids: Sequence[int], block_hash: BlockHash, parent: BlockHash, token_bytes: bytes
+    ) -> None:
+        """The same of one block of each group: what decoding needs, for many requests in one step."""
+        first = block_ids[0]
+        if first != ABSENT_BLOCK and self._index.publish(first, block_hash):
+            if first % LIFETIME_SAMPLE == 0:
+                self._published_at[first] = self._clock()
+            if self._events is not None:
+                self._record_stored([BlockStored(block_hash, parent, token_bytes)])
+        if len(block_ids) > 1:
+            for group, block_id in enumerate(block_ids[1:], start=1):
+                self._offer((block_id,), (group_hash(block_hash, group),))
+
     def _publish_group(
         self, block_ids: Sequence[int], hashes: Sequence[BlockHash], parent: BlockHash, token_bytes: bytes
     ) -> None:
         """Offer blocks of the first group, and tell the mirrors of those that could not be found here all the time."""
         published = self._offer(block_ids, hashes)
-        if self._events is None or not published:
-            return
-        known, num_bytes = self._only_in_tier, len(token_bytes) // len(hashes)
-        stored = [at for at in published if hashes[at] not in known] if known else published
-        known.difference_update(hashes[at] for at in published)
-        parents = (parent, *hashes)
-        self._events.append(
-            *[BlockStored(hashes[at], parents[at], token_bytes[at * num_bytes : (at + 1) * num_bytes]) for at in stored]
-        )
+        if self._events is not None and published:
+            parents, num_bytes = (parent, *hashes), len(token_bytes) // len(hashes)
+            self._record_stored(
+                [
+                    BlockStored(hashes[at], parents[at], token_bytes[at * num_bytes : (at + 1) * num_bytes])
+                    for at in published
+                ]
+            )
+
+    def _record_stored(self, stored: Sequence[BlockStored]) -> None:
+        """Tell the mirrors of blocks, but for those that could be found in the tier all the time."""
+        assert self._events is not None
+        if known := self._only_in_tier:
+            new = [event for event in stored if event.block_hash not in known]
+            known.difference_update(event.block_hash for event in stored)
+            stored = new
+        self._events.append(*stored)
 
     def _offer(self, block_ids: Sequence[int], hashes: Sequence[BlockHash]) -> list[int]:
         published = self._index.publish_each(block_ids, hashes)

@@ -45,7 +45,11 @@ class PrefixIndex:
 
     def publish(self, block_id: int, block_hash: BlockHash) -> bool:
         """Offer a block under its content; False when the content or the block is already published."""
-        return bool(self.publish_each((block_id,), (block_hash,)))
+        if block_hash in self._block_of or self._hash_of[block_id] is not None:
+            return False
+        self._block_of[block_hash] = block_id
+        self._hash_of[block_id] = block_hash
+        return True
 
     def publish_each(self, block_ids: Sequence[int], hashes: Sequence[BlockHash]) -> list[int]:
         """Offer blocks under their contents, all but those that are absent; returns where in both those stand whose
