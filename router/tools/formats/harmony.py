@@ -108,7 +108,8 @@ class HarmonyParser:
 
     def _read_header(self) -> Iterator[TurnPart]:
         begin = self._text.find(MESSAGE)
-        if not self._is_begun_header(self._text) and not self._text.startswith(_ENDS):
+        may_be_end = self._text.startswith(_ENDS) or any(end.startswith(self._text) for end in _ENDS)
+        if not self._is_begun_header(self._text) and not may_be_end:
             # No header at all: an answer without channels.
             self._kind, self._is_header = "final", False
             return

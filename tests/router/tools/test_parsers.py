@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.tools.formats.mistral import mistral_call_id
@@ -98,6 +98,7 @@ def test_what_is_no_call_is_content(name: str, text: str) -> None:
 
 
 @given(name=st.sampled_from(sorted(TOOL_FORMATS)), text=TEXTS, places=PLACES)
+@example(name="harmony", text="<|call|>", places=[4])
 def test_the_way_a_text_is_cut_changes_nothing(name: str, text: str, places: list[int]) -> None:
     pieces = cut(text, places)
 
