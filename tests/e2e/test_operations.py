@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,23 @@ async def stream(client: httpx.AsyncClient, prompt: list[int], began: asyncio.Ev
     return tokens
 
 
+@asynccontextmanager
+async def queue_behind(client: httpx.AsyncClient, asked: list[list[int]]) -> AsyncIterator[asyncio.Future[list[Any]]]:
+    """Streams of these prompts, which have begun, and behind them a queue that keeps the workers busy for the block.
+
+    A cluster may answer the streams alone before this process, which waits for its turn too, can ask anything else.
+    """
+    began = asyncio.Event()
+    answers = asyncio.gather(*(stream(client, prompt, began) for prompt in asked))
+    queued = asyncio.gather(*(complete(client, [5 + number] * 90, max_tokens=NUM_STREAMED) for number in range(40)))
+    try:
+        await asyncio.wait((answers, asyncio.ensure_future(began.wait())), return_when=asyncio.FIRST_COMPLETED)
+        yield answers
+    finally:
+        queued.cancel()
+        await asyncio.wait((queued,))
+
+
 async def reset(client: httpx.AsyncClient, **body: Any) -> list[dict[str, Any]]:
     """What each worker dropped."""
     response = await client.post("/reset_prefix_cache", json=body)
@@ -108,27 +126,24 @@ async def test_reset_under_load_is_refused_or_preempts_and_changes_no_token(clus
     async with client_of(cluster) as client:
         undisturbed = [(await complete(client, prompt, max_tokens=NUM_STREAMED))[0] for prompt in asked]
 
-        began = asyncio.Event()
-        answers = asyncio.gather(*(stream(client, prompt, began) for prompt in asked))
-        await asyncio.wait((answers, asyncio.ensure_future(began.wait())), return_when=asyncio.FIRST_COMPLETED)
-        num_preempted = num_resets = 0
-        while not answers.done() and (num_preempted == 0 or num_resets < 4):
-            rows = await reset(client, preempt_running=True)
-            num_preempted += sum(row["preempted_requests"] for row in rows)
-            num_resets += 1
-        assert num_preempted > 0
-        assert await answers == undisturbed
+        async with queue_behind(client, asked) as answers:
+            num_preempted = num_resets = 0
+            while not answers.done() and (num_preempted == 0 or num_resets < 4):
+                rows = await reset(client, preempt_running=True)
+                num_preempted += sum(row["preempted_requests"] for row in rows)
+                num_resets += 1
+            assert num_preempted > 0
+            assert await answers == undisturbed
         status = (await client.get("/status")).json()
         for row in (*status["pools"]["prefill"], *status["pools"]["decode"]):
             assert row["counters"]["num_integrity_failures"] == 0
 
-        began = asyncio.Event()
-        answers = asyncio.gather(*(stream(client, prompt, began) for prompt in asked))
-        await asyncio.wait((answers, asyncio.ensure_future(began.wait())), return_when=asyncio.FIRST_COMPLETED)
-        refused = await client.post("/reset_prefix_cache")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (httpx.codes.CONFLICT, "prefix_cache_in_use")
-        assert "decode worker " in refused.json()["error"]["message"]
-        assert await answers == undisturbed
+        async with queue_behind(client, asked) as answers:
+            refused = await client.post("/reset_prefix_cache")
+            assert refused.status_code == httpx.codes.CONFLICT, refused.text
+            error = refused.json()["error"]
+            assert (error["code"], "decode worker " in error["message"]) == ("prefix_cache_in_use", True)
+            assert await answers == undisturbed
 
 
 async def test_server_info_tells_what_runs_and_no_secret(cluster: ClusterProcess) -> None:

@@ -14,6 +14,7 @@ from engine.frontend.engine_core import EngineCore
 from kv_transfer.chain.source import ChainSource
 from kv_transfer.chain.worker_connector import ChainWorker
 from kv_transfer.connector import Connector, ConnectorBuilder, WakeCallback
+from kv_transfer.disk.storage import DiskStorage
 from kv_transfer.factory import build_connector
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.host.tier import HostStorage
@@ -23,6 +24,7 @@ from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PeerIdentity
 from kv_transfer.stats import TransferStats
 from kv_transfer.tier.scheduler_connector import TierSchedulerConnector
+from kv_transfer.tier.storage import TierStorage
 from kv_transfer.tier.worker_connector import TierWorker
 from tests.support.engine.chain_engine import chain_engine
 from tests.support.engine.chain_runner import ChainRunner
@@ -58,14 +60,19 @@ class TieredEngine:
         if block_hash not in self.tier.slots:
             return None
         slot = self.tier.slots.slot_of(block_hash)
+        host = next(storage for storage in self._storages() if isinstance(storage, HostStorage))
+        return ctypes.string_at(host.arena.region.block_address(slot), BLOCK_BYTES)
+
+    def _storages(self) -> list[TierStorage]:
         chain = self.connector.worker
         assert isinstance(chain, ChainWorker)
-        worker = next(source for source in chain.sources if isinstance(source, TierWorker))
-        assert isinstance(worker.storage, HostStorage)
-        return ctypes.string_at(worker.storage.arena.region.block_address(slot), BLOCK_BYTES)
+        return [source.storage for source in chain.sources if isinstance(source, TierWorker)]
 
     def run(self, *requests: GenerateRequest) -> dict[str, list[int]]:
-        """The tokens of each request; one that ends with an error fails the test."""
+        """The tokens of each request; one that ends with an error fails the test.
+
+        Returns when what was evicted is in its files too: a disk that is slow takes no more meanwhile.
+        """
         tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
         for request in requests:
             self.core.add_request(request)
@@ -77,6 +84,8 @@ class TieredEngine:
             if not deltas:
                 self.core.wake.wait(0.01)
                 self.core.wake.clear()
+        disks = [storage for storage in self._storages() if isinstance(storage, DiskStorage)]
+        wait_until(lambda: not any(disk._unwritten for disk in disks))
         return tokens
 
     def num_computed_by(self, *requests: GenerateRequest) -> int:

@@ -23,7 +23,8 @@ NO_CHUNKS = 256
 TIER_BYTES = 8 * 1024 * 1024
 PLAIN = ConnectorOptions(connector="inproc", streamed=False, checksums=True)
 STREAMED = replace(PLAIN, streamed=True)
-RECOMPUTES = replace(FAST, kv_lost_policy="recompute")
+RECOMPUTES = replace(FAST, kv_lost_policy="recompute", abort_timeout_s=60.0)
+"""An order is taken note of between two steps, and a cell's engines stand in one until the test lets them go."""
 
 LOCAL = replace(RECOMPUTES, local_prefill_tokens=1000)
 """Decode workers compute all prompts."""
