@@ -103,8 +103,12 @@ async def test_all_features_at_once_are_answered_as_by_one_engine(cluster: Clust
 
 
 async def test_two_workers_of_each_kind_say_the_same(wide_cluster: ClusterProcess, oracle_case: CaseOf) -> None:
-    await assert_same_tokens(wide_cluster.url, oracle_case("llama"))
-
-    status = read_status(wide_cluster.url)
-    assert all(replica["counters"]["num_requests"] for pool in status["pools"].values() for replica in pool)
-    assert_at_rest(status)
+    deadline_s = time.monotonic() + TIMEOUT_S
+    were_all_asked = False
+    while not were_all_asked:
+        assert time.monotonic() < deadline_s, "a worker was never asked"
+        await assert_same_tokens(wide_cluster.url, oracle_case("llama"))
+        pools = read_status(wide_cluster.url)["pools"]
+        were_all_asked = all(replica["counters"]["num_requests"] for pool in pools.values() for replica in pool)
+    await asyncio.to_thread(wait_for_rest, wide_cluster.url)
+    assert_at_rest(read_status(wide_cluster.url))

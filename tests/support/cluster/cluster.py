@@ -50,6 +50,7 @@ class ClusterProcess:
         self.folder = Path(tempfile.mkdtemp(prefix="bt-", dir="/tmp"))
         self.session_folder = self.folder / "s"
         self.session_folder.mkdir()
+        self._is_serving = command[0] == "serve"
         config_file = self.folder / "baton.yaml"
         values = {"port": self.port, "roles": "fixed", **config}
         config_file.write_text(yaml.safe_dump(values))
@@ -81,9 +82,11 @@ class ClusterProcess:
         return (self.folder / "log").read_text(errors="replace")
 
     def wait_until_ready(self) -> None:
-        """Return when `/ready` says so."""
+        """Return when `/ready` says so, and `baton serve` knows it, which exits otherwise if it is stopped before."""
         with httpx.Client(timeout=5.0, trust_env=False) as client:
             self._wait(lambda: is_ready(client, self.url), "ready")
+        if self._is_serving:
+            self.wait_for_output("Press Ctrl-C to stop")
 
     def wait_until_pools_have(self, number: int) -> None:
         """Return when the router sees so many workers of each kind: it is ready with one."""
