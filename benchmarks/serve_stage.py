@@ -45,7 +45,8 @@ def _serve(kind: str, mode: str, port: int, folder: Path) -> None:
     from cluster.deploy.ray_home import PrivateRay
 
     is_direct = mode == "direct"
-    config = BatonConfig(port=port, http_proxy="none" if is_direct else "serve")
+    # Pretended workers do one kind of work each.
+    config = BatonConfig(port=port, http_proxy="none" if is_direct else "serve", roles="fixed")
     home = PrivateRay(folder=folder, num_cpus=8, object_store_bytes=config.object_store_bytes, resources={})
     try:
         home.start()
