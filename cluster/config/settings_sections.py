@@ -188,6 +188,8 @@ RouterSection = section_of(
         "rebalance_cooldown_s": "How long a worker neither gives nor takes requests after it did.",
         "move_waiting_prompts": "Where roles are elastic, let prompts that wait at one worker go to another that would "
         "compute them clearly sooner.",
+        "hold_first_tokens": "Let a first token wait for the next one while its KV moves, for 0.9 of ttft_ms at most, "
+        "where itl_ms was promised, too.",
         "adapt_leanings": "Where roles are elastic, change what workers lean to as the load changes; operators' orders "
         "stand for 5 minutes.",
         "max_mirrored_blocks": "Blocks of prefix caches that a router remembers at most, about 200 bytes each.",

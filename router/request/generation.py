@@ -20,6 +20,9 @@ from router.report.milestones import Milestones
 from router.trace.request_trace import RequestTrace
 from router.wire.mailbox import Mailbox
 
+HELD_SHARE = 0.9
+"""Of what was promised for a first token, how much of it the token may wait for the next one."""
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Generation:
@@ -86,6 +89,16 @@ class Generation:
         return math.inf if ttft_ms is None else self.deadline_s - self.timeout_s + ttft_ms / 1e3
 
     @property
+    def held_until_s(self) -> float:
+        """Until when its first token may wait for the next one, in the event loop's time: both were promised, and so
+        no gap comes behind it. 0: it may not.
+        """
+        ttft_ms, itl_ms = self.request.promise.ttft_ms, self.request.promise.itl_ms
+        if ttft_ms is None or itl_ms is None:
+            return 0.0
+        return self.deadline_s - self.timeout_s + HELD_SHARE * ttft_ms / 1e3
+
+    @property
     def request_id(self) -> str:
         """The id that the workers know."""
         return self.request.request_id
@@ -140,8 +153,19 @@ class Generation:
         for other in self.others:
             other.end(error)
 
-    def deliver(self, delta: TokenDelta, finish_reason: FinishReason | None) -> None:
-        """Pass new tokens on to the consumer."""
+    def deliver_first(self, delta: TokenDelta, *, is_held: bool) -> None:
+        """Pass on a token behind which another worker goes on; held, it comes to the consumer with the next one, or in
+        time for what was promised."""
+        self.deliver(delta, None, is_shown=not is_held)
+        if is_held:
+            self.mailbox.hold(until_s=self.held_until_s, on_shown=self._show_first)
+
+    def _show_first(self) -> None:
+        if self.trace is not None:
+            self.trace.show_first_token()
+
+    def deliver(self, delta: TokenDelta, finish_reason: FinishReason | None, *, is_shown: bool = True) -> None:
+        """Pass new tokens on to the consumer. ``is_shown``: at once, as far as its trace is concerned."""
         self.output_token_ids.extend(delta.token_ids)
         if self.times.wants_tokens:
             self.begun.set()
@@ -151,7 +175,7 @@ class Generation:
             if delta.token_ids or delta.beams:
                 self.times.token(delta.queue_s)
         if self.trace is not None:
-            self.trace.deliver(delta)
+            self.trace.deliver(delta, is_shown=is_shown)
         if finish_reason is not delta.finish_reason:
             delta = delta._replace(finish_reason=finish_reason, kv_transfer=None, error=None)
         if delta.beams:

@@ -315,7 +315,7 @@ class Orchestrator:
                 if generation.trace is not None:
                     generation.trace.finish_head(delta, num_tokens=generation.num_head_tokens)
             else:
-                generation.deliver(delta, None if is_handed_over else delta.finish_reason)
+                self._deliver(generation, delta, is_handed_over=is_handed_over)
             if is_handed_over:
                 await self._decode(generation, delta, reservation, prefill_replica_id=replica_id)
         finally:
@@ -324,6 +324,12 @@ class Orchestrator:
                 reservation.release()
             if generation.prompt_room is not None:
                 generation.prompt_room.release()
+
+    def _deliver(self, generation: Generation, delta: TokenDelta, *, is_handed_over: bool) -> None:
+        if is_handed_over:
+            generation.deliver_first(delta, is_held=self._settings.hold_first_tokens and generation.held_until_s > 0.0)
+        else:
+            generation.deliver(delta, delta.finish_reason)
 
     async def _reserve(self, generation: Generation) -> Reservation | None:
         """Room for the KV on a decode replica; None for a request that no decode replica will see."""

@@ -202,14 +202,15 @@ class RequestTrace:
         attributes = {"prefill": choice.chosen.prefill, "decode": choice.chosen.decode, "reason": choice.reason}
         self._inside("choice", at_s=choice.at_s, attributes=attributes)
 
-    def deliver(self, delta: TokenDelta) -> None:
-        """A worker sent tokens, or lets the request go."""
+    def deliver(self, delta: TokenDelta, *, is_shown: bool = True) -> None:
+        """A worker sent tokens, or lets the request go. Where they are not shown yet, ``show_first_token`` follows."""
         if delta.token_ids or delta.beams:
             now_s = self._clock()
             if self._is_awaited:
-                self._began(delta, now_s)
+                self._began(delta, now_s, is_shown=is_shown)
             self.num_output_tokens += len(delta.token_ids) or sum(len(beam.token_ids) for beam in delta.beams[:1])
-            self.gaps.token(now_s)
+            if is_shown:
+                self.gaps.token(now_s)
         reason = delta.finish_reason
         if reason is FinishReason.HANDED_OVER:
             if self.parts[self._current].name not in ("transfer", "move"):
@@ -226,7 +227,14 @@ class RequestTrace:
         self._note_work(current, sent_s=current.start_s - queue_s)
         self._is_awaited = False
 
-    def _began(self, delta: TokenDelta, now_s: float) -> None:
+    def show_first_token(self) -> None:
+        """The caller gets the first token now, which waited for the next one."""
+        if self.first_token_s is None:
+            self.first_token_s = self._clock()
+            self._inside("first_token", at_s=self.first_token_s)
+            self.gaps.token(self.first_token_s)
+
+    def _began(self, delta: TokenDelta, now_s: float, *, is_shown: bool) -> None:
         """The first tokens of a worker: what it waited is told with them."""
         current, hands_over = self.parts[self._current], self._hands_over
         if self.num_cached_tokens is None:
@@ -241,7 +249,7 @@ class RequestTrace:
         elif delta.queue_s is not None:
             self._inside("decode_queue", at_s=current.start_s, duration_s=queue_s, where=current.where)
         self._note_work(current, sent_s=current.start_s - (queue_s if current.name == "prefill" else 0.0))
-        if self.first_token_s is None:
+        if self.first_token_s is None and is_shown:
             self.first_token_s = now_s
             self._inside("first_token", at_s=now_s, where=current.where)
         if hands_over and self.spans is not None:

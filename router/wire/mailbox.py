@@ -51,13 +51,26 @@ class Mailbox:
     ``joins_deltas`` it then gets what waits as one delta. All calls come from one event loop, whose time it goes by.
     """
 
-    __slots__ = ("_error", "_is_due", "_items", "_pacer", "_taken_at_s", "_waiter", "is_ended", "joins_deltas")
+    __slots__ = (
+        "_error",
+        "_hold",
+        "_is_due",
+        "_items",
+        "_on_shown",
+        "_pacer",
+        "_taken_at_s",
+        "_waiter",
+        "is_ended",
+        "joins_deltas",
+    )
 
     def __init__(self, pacer: Pacer | None = None) -> None:
         self._items: list[TokenDelta] = []
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self._pacer = pacer
+        self._hold: asyncio.TimerHandle | None = None
+        self._on_shown: Callable[[], None] | None = None
         self._is_due = False
         self._taken_at_s = -math.inf  # no clock begins there
         self.is_ended = False
@@ -68,13 +81,32 @@ class Mailbox:
     def put(self, delta: TokenDelta) -> None:
         """Add one delta; after the end it is dropped."""
         if not self.is_ended:
+            self._show()
             self._items.append(delta)
             if self._waiter is not None and (not self._is_due or delta.finish_reason is not None):
                 self._wake_in_time()
 
+    def hold(self, *, until_s: float, on_shown: Callable[[], None]) -> None:
+        """What waits is taken with what comes next, or at ``until_s``, or when nothing more comes; then ``on_shown`` is
+        called. At once where that time is past."""
+        loop = asyncio.get_running_loop()
+        if self.is_ended or until_s <= loop.time():
+            on_shown()
+            return
+        self._hold, self._on_shown = loop.call_at(until_s, self._show), on_shown
+
+    def _show(self) -> None:
+        if self._hold is None or self._on_shown is None:
+            return
+        self._hold.cancel()
+        on_shown, self._hold, self._on_shown = self._on_shown, None, None
+        on_shown()
+        self._wake()
+
     def end(self, error: Exception | None = None) -> None:
         """Nothing comes any more. Only the first call counts."""
         if not self.is_ended:
+            self._show()
             self.is_ended = True
             self._error = error
             if self._pacer is not None:
@@ -89,7 +121,7 @@ class Mailbox:
         """
         while not self.is_ended and not (self._items and self._is_time()):
             self._waiter = asyncio.get_running_loop().create_future()
-            if self._items and not self._is_due:
+            if self._items and not self._is_due and self._hold is None:
                 self._wake_in_time()
             try:
                 await self._waiter
@@ -102,7 +134,9 @@ class Mailbox:
         return [joined(items)] if self.joins_deltas and len(items) > 1 else items
 
     def _is_time(self) -> bool:
-        """True when what waits should be taken now: the pace allows it, or nothing more comes."""
+        """True when what waits should be taken now: nobody holds it, and the pace allows it, or nothing more comes."""
+        if self._hold is not None:
+            return False
         if self._pacer is None or self._items[-1].finish_reason is not None:
             return True
         return asyncio.get_running_loop().time() - self._taken_at_s >= self._pacer.interval_s

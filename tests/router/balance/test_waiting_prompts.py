@@ -95,6 +95,8 @@ def test_nobody_is_moved_to_who_lends_its_cores_or_is_not_known() -> None:
 
 
 NAMES = ("a", "b", "c", "d")
+MAX_ROUNDS = 40
+"""Twice as many as there are prompts: one that came along before a longer one may go back behind it."""
 
 
 @given(
@@ -104,7 +106,7 @@ NAMES = ("a", "b", "c", "d")
     others=st.fixed_dictionaries({name: st.integers(0, 5000) for name in NAMES}),
     num_moves=st.integers(0, 8),
 )
-def test_every_move_ends_its_prompt_sooner_and_none_is_made_undone(
+def test_every_move_ends_its_prompt_sooner_and_they_come_to_rest(
     lengths: list[tuple[str, int, float | None]], others: dict[str, int], num_moves: int
 ) -> None:
     prompts = {
@@ -116,21 +118,22 @@ def test_every_move_ends_its_prompt_sooner_and_none_is_made_undone(
         for name in NAMES
     }
 
-    moves = planned({name: queue(number) for name, number in tokens.items()}, *prompts.values(), num_moves=num_moves)
-
-    assert len(moves) == len({name for name, *_ in moves}) <= num_moves
-    for name, source, target in moves:
-        num_tokens = prompts[name].num_tokens
-        assert prompts[name].replica_id == source != target
-        assert tokens[source] * MODEL.prompt_token_s >= (
-            MARGIN * (tokens[target] + num_tokens) * MODEL.prompt_token_s + LEAST_GAIN_S
-        )
-        tokens[source] -= num_tokens
-        tokens[target] += num_tokens
-        prompts[name] = replace(prompts[name], replica_id=target)
-    queues = {name: queue(number) for name, number in tokens.items()}
-    moved = {name: source for name, source, _ in moves}
-    assert not [item for item in planned(queues, *prompts.values()) if moved.get(item[0]) == item[2]]
+    for _ in range(MAX_ROUNDS):
+        queues = {name: queue(number) for name, number in tokens.items()}
+        moves = planned(queues, *prompts.values(), num_moves=num_moves)
+        assert len(moves) == len({name for name, *_ in moves}) <= num_moves
+        for name, source, target in moves:
+            num_tokens = prompts[name].num_tokens
+            assert prompts[name].replica_id == source != target
+            assert tokens[source] * MODEL.prompt_token_s >= (
+                MARGIN * (tokens[target] + num_tokens) * MODEL.prompt_token_s + LEAST_GAIN_S
+            )
+            tokens[source] -= num_tokens
+            tokens[target] += num_tokens
+            prompts[name] = replace(prompts[name], replica_id=target)
+        if not moves:
+            return
+    raise AssertionError(f"prompts still move after {MAX_ROUNDS} rounds")
 
 
 # ---- what a router knows of them

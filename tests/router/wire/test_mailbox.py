@@ -100,3 +100,46 @@ async def test_ended_streams_no_longer_slow_the_others() -> None:
         mailbox.end()
 
     assert pacer.interval_s == 0.0
+
+
+async def test_what_is_held_is_taken_with_what_comes_next() -> None:
+    shown: list[str] = []
+    mailbox = Mailbox()
+    mailbox.put(delta(1))
+    mailbox.hold(until_s=asyncio.get_running_loop().time() + 3600.0, on_shown=lambda: shown.append("first"))
+    waiting = asyncio.create_task(taken(mailbox))
+    await asyncio.sleep(0)
+    assert (waiting.done(), shown) == (False, [])
+
+    mailbox.put(delta(2))
+
+    assert await waiting == [(1,), (2,)]
+    assert shown == ["first"]
+
+
+async def test_what_is_held_is_taken_when_its_time_is_over() -> None:
+    shown: list[str] = []
+    loop = asyncio.get_running_loop()
+    mailbox = Mailbox()
+    mailbox.put(delta(1))
+    mailbox.hold(until_s=loop.time() + 0.02, on_shown=lambda: shown.append("first"))
+    assert await taken(mailbox) == [(1,)]
+    assert shown == ["first"]
+
+    mailbox.put(delta(2))
+    mailbox.hold(until_s=loop.time() - 1.0, on_shown=lambda: shown.append("at once"))
+    assert await taken(mailbox) == [(2,)]
+    assert shown == ["first", "at once"]
+
+
+async def test_what_is_held_comes_before_an_error() -> None:
+    shown: list[str] = []
+    mailbox = Mailbox(Pacer(max_delay_s=0.0))
+    mailbox.put(delta(1))
+    mailbox.hold(until_s=asyncio.get_running_loop().time() + 3600.0, on_shown=lambda: shown.append("first"))
+    mailbox.end(ValueError("broken"))
+
+    assert await taken(mailbox) == [(1,)]
+    assert shown == ["first"]
+    with pytest.raises(ValueError, match="broken"):
+        await mailbox.take()
