@@ -21,7 +21,9 @@ from router.trace.request_trace import RequestTrace
 from router.wire.mailbox import Mailbox
 
 HELD_SHARE = 0.9
-"""Of what was promised for a first token, how much of it the token may wait for the next one."""
+LEAST_MARGIN_S = 0.02
+"""So much of what was promised for a first token the token may wait for the next one, and no longer than until so many
+seconds before: writing it, and whoever reads it, take some time too."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -90,13 +92,13 @@ class Generation:
 
     @property
     def held_until_s(self) -> float:
-        """Until when its first token may wait for the next one, in the event loop's time: both were promised, and so
-        no gap comes behind it. 0: it may not.
+        """Until when its first token may wait for the next one, in the event loop's time; in the past where either was
+        not promised.
         """
         ttft_ms, itl_ms = self.request.promise.ttft_ms, self.request.promise.itl_ms
         if ttft_ms is None or itl_ms is None:
-            return 0.0
-        return self.deadline_s - self.timeout_s + HELD_SHARE * ttft_ms / 1e3
+            return -math.inf
+        return self.first_due_s - max((1.0 - HELD_SHARE) * ttft_ms / 1e3, LEAST_MARGIN_S)
 
     @property
     def request_id(self) -> str:
@@ -153,9 +155,10 @@ class Generation:
         for other in self.others:
             other.end(error)
 
-    def deliver_first(self, delta: TokenDelta, *, is_held: bool) -> None:
-        """Pass on a token behind which another worker goes on; held, it comes to the consumer with the next one, or in
-        time for what was promised."""
+    def deliver_first(self, delta: TokenDelta, *, may_hold: bool) -> None:
+        """Pass on a token behind which another worker goes on; with ``may_hold`` it comes to the consumer with the next
+        one, as long as what was promised allows."""
+        is_held = may_hold and asyncio.get_running_loop().time() < self.held_until_s
         self.deliver(delta, None, is_shown=not is_held)
         if is_held:
             self.mailbox.hold(until_s=self.held_until_s, on_shown=self._show_first)

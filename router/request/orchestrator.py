@@ -327,7 +327,7 @@ class Orchestrator:
 
     def _deliver(self, generation: Generation, delta: TokenDelta, *, is_handed_over: bool) -> None:
         if is_handed_over:
-            generation.deliver_first(delta, is_held=self._settings.hold_first_tokens and generation.held_until_s > 0.0)
+            generation.deliver_first(delta, may_hold=self._settings.hold_first_tokens)
         else:
             generation.deliver(delta, delta.finish_reason)
 

@@ -88,12 +88,9 @@ class Mailbox:
 
     def hold(self, *, until_s: float, on_shown: Callable[[], None]) -> None:
         """What waits is taken with what comes next, or at ``until_s``, or when nothing more comes; then ``on_shown`` is
-        called. At once where that time is past."""
-        loop = asyncio.get_running_loop()
-        if self.is_ended or until_s <= loop.time():
-            on_shown()
-            return
-        self._hold, self._on_shown = loop.call_at(until_s, self._show), on_shown
+        called. Nothing is held after the end."""
+        if not self.is_ended:
+            self._hold, self._on_shown = asyncio.get_running_loop().call_at(until_s, self._show), on_shown
 
     def _show(self) -> None:
         if self._hold is None or self._on_shown is None:

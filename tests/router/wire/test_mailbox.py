@@ -126,11 +126,6 @@ async def test_what_is_held_is_taken_when_its_time_is_over() -> None:
     assert await taken(mailbox) == [(1,)]
     assert shown == ["first"]
 
-    mailbox.put(delta(2))
-    mailbox.hold(until_s=loop.time() - 1.0, on_shown=lambda: shown.append("at once"))
-    assert await taken(mailbox) == [(2,)]
-    assert shown == ["first", "at once"]
-
 
 async def test_what_is_held_comes_before_an_error() -> None:
     shown: list[str] = []
