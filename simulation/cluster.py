@@ -171,14 +171,16 @@ class VirtualCluster:
         router, number = next(self._turns), next(self._numbers)
         loop, model = asyncio.get_running_loop(), self.layout.decode.machine.router
         sent_s = loop.time() if sent_s is None else sent_s
-        outcome = Outcome(sent_s=sent_s, kind=arrival.kind, num_prompt_tokens=len(arrival.prompt))
+        outcome = Outcome(
+            sent_s=sent_s, kind=arrival.kind, num_prompt_tokens=len(arrival.prompt), promise=arrival.promise
+        )
         await asyncio.sleep(max(sent_s + model.accept_s - loop.time(), 0.0))
         request = GenerateRequest(
             request_id=f"request-{number}",
             prompt_token_ids=arrival.prompt,
             sampling=SamplingParams(max_tokens=arrival.num_output_tokens, ignore_eos=True, seed=number),
             arrival_s=loop.time(),
-            promise=self.layout.promise,
+            promise=arrival.promise.over(self.layout.promise),
         )
         token_times = self.fabric.token_times
         try:

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.token_ids import TokenIds
 
 Shape = Literal["steady", "bursts", "step"]
@@ -31,12 +32,15 @@ class LoadError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """One request: when it leaves its client, in seconds after the start, and what it is."""
+    """One request: when it leaves its client, in seconds after the start, and what it is. ``promise``: what it asks
+    for; the rest is as the layout has it.
+    """
 
     at_s: float
     prompt: TokenIds
     num_output_tokens: int
     kind: str = ""
+    promise: Promise = NO_PROMISE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
-from engine.contract.promise import Promise
+from engine.contract.promise import NO_PROMISE, Promise
 
 GAP_SHARE = 0.9
 """Share of a request's gaps that must keep the promise."""
@@ -21,7 +21,9 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """One request as its client saw it, in seconds on one clock. ``error`` says why it did not end well."""
+    """One request as its client saw it, in seconds on one clock. ``error`` says why it did not end well; ``promise``
+    is what it asked for itself.
+    """
 
     sent_s: float
     kind: str = ""
@@ -29,6 +31,7 @@ class Outcome:
     token_times_s: list[float] = field(default_factory=list, repr=False)
     num_tokens: int = 0
     error: str | None = None
+    promise: Promise = NO_PROMISE
 
     @property
     def ttft_s(self) -> float:
@@ -41,7 +44,8 @@ class Outcome:
         return [later - earlier for earlier, later in pairwise(self.token_times_s)]
 
     def keeps(self, promise: Promise) -> bool:
-        """True when the first token came in time, and 90 % of the gaps kept the bound."""
+        """True when the first token came in time, and 90 % of the gaps kept the bound: its own, or else this one."""
+        promise = self.promise.over(promise)
         if self.error is not None or (promise.ttft_ms is not None and self.ttft_s * 1e3 > promise.ttft_ms):
             return False
         gaps = self.gaps_s

@@ -178,7 +178,8 @@ class Orchestrator:
         self._counters.num_requests += 1
         self._counters.num_prompt_tokens += len(generation.request.prompt_token_ids)
         if self.arrivals is not None:
-            generation.arrival = self.arrivals.note(len(generation.request.prompt_token_ids))
+            request = generation.request
+            generation.arrival = self.arrivals.note(len(request.prompt_token_ids), request.promise)
         task = generation.start(self._drive(generation))
         self._alive.add(task)
         task.add_done_callback(lambda ended: self._forget(ended, generation))

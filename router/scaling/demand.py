@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from engine.contract.promise import NO_PROMISE, Promise
+from router.placement.prediction import NEVER, promised_seconds
 from router.report.arrivals import ArrivalSample
 
 MIN_WINDOW_S = 10.0
@@ -17,13 +20,20 @@ NOISE = 1.0
 
 MAX_GROWTH = 3.0
 
+TIGHT = 0.1
+"""A worker's steps keep the gap that so large a share of its streams was promised, or a wider one."""
+
 
 class Prompt(NamedTuple):
-    """A prompt: when it came, in seconds after the window's begin, what must be computed of it, and what was cached."""
+    """A prompt: when it came, in seconds after the window's begin, what must be computed of it, and what was cached.
+
+    ``ttft_s``: within what its first token was promised; ``NEVER``: not at all.
+    """
 
     at_s: float
     num_new_tokens: float
     num_cached_tokens: float
+    ttft_s: float = NEVER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +41,8 @@ class Demand:
     """The requests of ``window_s``, which are to come again ``pace`` times as fast.
 
     ``tokens_per_s``: what they generate in a second, at the pace at which they came. ``num_context_tokens``: what a
-    stream among them reads on average.
+    stream among them reads on average. ``gaps_s``: what streams were promised between their tokens, the least first,
+    each with the share of the streams; ``NEVER``: nothing.
     """
 
     prompts: Sequence[Prompt]
@@ -39,11 +50,28 @@ class Demand:
     tokens_per_s: float
     num_context_tokens: float
     pace: float = 1.0
+    gaps_s: Sequence[tuple[float, float]] = ()
 
     @property
     def rate(self) -> float:
         """Requests a second that are to come."""
         return len(self.prompts) / self.window_s * self.pace if self.window_s else 0.0
+
+    @property
+    def tight_gap_s(self) -> float:
+        """The gap that ``TIGHT`` of the streams were promised, or a tighter one; ``NEVER``: fewer were promised any."""
+        total = 0.0
+        for gap_s, share in self.gaps_s:
+            total += share
+            if total >= TIGHT:
+                return gap_s
+        return NEVER
+
+    @property
+    def mean_ttft_s(self) -> float:
+        """Within what first tokens were promised, on average; ``NEVER``: none was."""
+        promised = [prompt.ttft_s for prompt in self.prompts if prompt.ttft_s < NEVER]
+        return sum(promised) / len(promised) if promised else NEVER
 
     def times(self, factor: float) -> Demand:
         """So many times as much: the same requests, closer together."""
@@ -58,22 +86,33 @@ class Demand:
         return replace(self, prompts=prompts)
 
 
-NO_DEMAND = Demand(prompts=(), window_s=MIN_WINDOW_S, tokens_per_s=0.0, num_context_tokens=0.0)
+def no_demand(promise: Promise) -> Demand:
+    """Nothing is to come; what runs was promised this."""
+    gaps_s = _shares([promised_seconds(promise.itl_ms)])
+    return Demand(prompts=(), window_s=MIN_WINDOW_S, tokens_per_s=0.0, num_context_tokens=0.0, gaps_s=gaps_s)
 
 
-def demand_of(samples: Sequence[ArrivalSample], *, typical_output: float, horizon_s: float) -> Demand:
+def _shares(gaps_s: Sequence[float]) -> Sequence[tuple[float, float]]:
+    return [(gap_s, number / len(gaps_s)) for gap_s, number in sorted(Counter(gaps_s).items())]
+
+
+def demand_of(
+    samples: Sequence[ArrivalSample], *, typical_output: float, horizon_s: float, promise: Promise = NO_PROMISE
+) -> Demand:
     """What several routers were sent, as what comes in ``horizon_s``.
 
     What is not known yet of a request is what the others have on average; where nothing is known of any,
-    ``typical_output`` tokens and nothing cached. The window is the shortest of the routers that saw anything.
+    ``typical_output`` tokens and nothing cached. Requests of which no router tells it were promised ``promise``. The
+    window is the shortest of the routers that saw anything.
     """
     seen = [sample for sample in samples if sample.arrivals]
     if not seen:
-        return NO_DEMAND
+        return no_demand(promise)
     window_s = max(min(sample.window_s for sample in seen), MIN_WINDOW_S)
-    told = sorted((item for sample in seen for item in sample.told() if item.age_s <= window_s), reverse=True)
+    all_told = (item for sample in seen for item in sample.told() if item.age_s <= window_s)
+    told = sorted(all_told, key=lambda item: item.age_s, reverse=True)
     if not told:
-        return NO_DEMAND
+        return no_demand(promise)
     outputs = [item.num_output_tokens for item in told if item.num_output_tokens >= 0]
     num_output = sum(outputs) / len(outputs) if outputs else typical_output
     with_cached = [item for item in told if item.num_cached_tokens >= 0]
@@ -83,7 +122,9 @@ def demand_of(samples: Sequence[ArrivalSample], *, typical_output: float, horizo
     num_generated = 0.0
     for item in told:
         cached = float(item.num_cached_tokens) if item.num_cached_tokens >= 0 else cached_share * item.num_prompt_tokens
-        prompts.append(Prompt(window_s - item.age_s, max(item.num_prompt_tokens - cached, 1.0), cached))
+        new = max(item.num_prompt_tokens - cached, 1.0)
+        ttft_s = promised_seconds((item.promise or promise).ttft_ms)
+        prompts.append(Prompt(window_s - item.age_s, new, cached, ttft_s))
         num_generated += item.num_output_tokens if item.num_output_tokens >= 0 else num_output
     num_prompt_tokens = sum(item.num_prompt_tokens for item in told) / len(told)
     return Demand(
@@ -92,6 +133,7 @@ def demand_of(samples: Sequence[ArrivalSample], *, typical_output: float, horizo
         tokens_per_s=num_generated / window_s,
         num_context_tokens=num_prompt_tokens + num_generated / len(told) / 2,
         pace=growth([prompt.at_s for prompt in prompts], window_s=window_s, horizon_s=horizon_s),
+        gaps_s=_shares([promised_seconds((item.promise or promise).itl_ms) for item in told]),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.contract.promise import Promise
 from engine.contract.step_time import StepTimeModel
+from router.placement.prediction import NEVER
 from router.placement.prompt_share import num_prompt_tokens
 from router.pool.replica import KNOWN_PROMPT_TOKENS, Replica
 from router.report.arrivals import ArrivalSample
@@ -51,7 +52,7 @@ class PoolState:
             for replica in self.replicas
         )
 
-    def predictor(self, promise: Promise, *, prompts: bool, streams: bool) -> Predictor | None:
+    def predictor(self, *, prompts: bool, streams: bool) -> Predictor | None:
         """What predicts for workers like these; None until enough is known of the work that they are to do."""
         models = [replica for replica in self.replicas if replica.load.step_time.num_steps > 0]
         with_prompts = [item for item in models if num_prompt_tokens(item.load) >= KNOWN_PROMPT_TOKENS]
@@ -65,7 +66,6 @@ class PoolState:
         tokens = [item.load.num_blocks * item.info.block_size for item in models if item.info is not None]
         return Predictor(
             step_time=StepTimeModel(**prices, error=0.0, num_steps=1),
-            promise=promise,
             num_kv_tokens=min(tokens, default=0),
         )
 
@@ -125,7 +125,7 @@ class Group:
             replicas=[item for role in self.wanted for item in look.replicas[role] if item.takes_requests]
         )
         demand = self._demand(look)
-        predictor = state.predictor(self.promise, prompts=bool(demand.prompts), streams=self.has_streams)
+        predictor = state.predictor(prompts=bool(demand.prompts), streams=self.has_streams)
         before = self._policy.wanted
         if predictor is None:
             if demand.prompts or state.num_streams or state.num_queued_tokens:
@@ -142,7 +142,9 @@ class Group:
         return _why_down(predictor, demand, wanted, self.rules) if wanted < before else ""
 
     def _demand(self, look: Look) -> Demand:
-        demand = demand_of(look.samples, typical_output=look.typical_output, horizon_s=look.horizon_s)
+        demand = demand_of(
+            look.samples, typical_output=look.typical_output, horizon_s=look.horizon_s, promise=self.promise
+        )
         if not self.has_streams:
             demand = demand.without_streams()
         own = [item for item in demand.prompts if self.over_tokens < item.num_new_tokens <= self.up_to_tokens]
@@ -155,13 +157,13 @@ class Group:
         spare = fewest_workers(predictor, demand.times(spare_below(demand)), target=target, least=least, most=most)
         num_now = max(len(state.replicas), 1)
         urgent = [workers_for_streams(predictor, demand, state.num_streams)] if self.has_streams else []
-        if self.promise.ttft_ms is not None:
+        if (promise_s := demand.mean_ttft_s) < NEVER:
             urgent.append(
                 workers_to_catch_up(
                     queued_s=predictor.queued_seconds(state.num_queued_tokens, demand),
                     num_workers=num_now,
                     busy_workers=predictor.predict(demand, num_now).busy * num_now,
-                    promise_s=self.promise.ttft_ms / 1e3,
+                    promise_s=promise_s,
                     start_s=look.horizon_s,
                 )
             )

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from engine.contract.promise import Promise
 from engine.contract.step_time import StepTimeModel
+from router.placement.prediction import NEVER
 from router.scaling.demand import Demand
 
 SAFE = 0.8
@@ -25,7 +25,7 @@ SPREAD = 2.0
 MAX_BUSY = 0.9
 """Share of their time that workers may compute, as far as nothing else bounds it."""
 
-DEFAULT_ITL_MS = 100.0
+DEFAULT_ITL_S = 0.1
 """What gaps are aimed at where nothing is promised."""
 
 MAX_KV_USAGE = 0.9
@@ -54,7 +54,6 @@ class Predictor:
     """Predicts for workers that are all alike. ``num_kv_tokens``: what the cache of one holds; 0: not known."""
 
     step_time: StepTimeModel
-    promise: Promise
     num_kv_tokens: float = 0.0
 
     def predict(self, demand: Demand, num_workers: int, *, seconds: Sequence[float] | None = None) -> Prediction:
@@ -74,13 +73,14 @@ class Predictor:
         num_rows = tokens_per_s * gap_s
         most_rows = num_rows + SPREAD * math.sqrt(num_rows / num_workers)
         step_s = model.base_s + token_s * most_rows
-        keeps_gap = not tokens_per_s or (
-            self._keeps_gap(step_s, model.base_s + token_s) and self._fits(most_rows, demand)
-        )
-        speed = 1.0 - min(num_rows, 1.0) * self._stream_share(model.base_s + token_s * max(num_rows, 1.0))
-        kept, possible = self._in_time(demand, seconds, num_workers, speed)
+        with_gaps = 1.0
+        if tokens_per_s:
+            fits = self._fits(most_rows, demand)
+            with_gaps = _share_in_time(demand, step_s, model.base_s + token_s) if fits else 0.0
+        share = self._stream_share(demand, model.base_s + token_s * max(num_rows, 1.0))
+        kept, possible = self._in_time(demand, seconds, num_workers, speed=1.0 - min(num_rows, 1.0) * share)
         return Prediction(
-            attainment=kept if keeps_gap else 0.0,
+            attainment=kept * with_gaps,
             possible=possible,
             gap_s=step_s if tokens_per_s else 0.0,
             busy=1 - free,
@@ -96,17 +96,17 @@ class Predictor:
     def prompt_share(self, demand: Demand) -> float:
         """Of the work of a load, what goes into prompts."""
         prompts_s = sum(self.prompt_seconds(demand)) / demand.window_s
-        gap_s = (self.promise.itl_ms or DEFAULT_ITL_MS) / 1e3
+        gap_s = demand.tight_gap_s if demand.tight_gap_s < NEVER else DEFAULT_ITL_S
         streams_s = demand.tokens_per_s * gap_s / self._streams_within(gap_s, demand)
         total_s = prompts_s + streams_s
         return prompts_s / total_s if total_s else 0.5
 
     def most_streams(self, demand: Demand) -> float:
         """Streams of one worker whose gaps keep the promise; infinite where none was made."""
-        itl_ms = self.promise.itl_ms
-        if itl_ms is None or self._keeps_gap(math.inf, self.step_time.base_s):
+        bound_s = SAFE_GAP * demand.tight_gap_s
+        if bound_s == NEVER or self.step_time.base_s > bound_s:
             return math.inf
-        return self._streams_within(SAFE_GAP * itl_ms / 1e3, demand)
+        return self._streams_within(bound_s, demand)
 
     def _streams_within(self, gap_s: float, demand: Demand) -> float:
         """Streams of one worker whose steps take so long; at least 1."""
@@ -119,19 +119,15 @@ class Predictor:
         model = self.step_time
         return [model.prompt_seconds(item.num_new_tokens, after=item.num_cached_tokens) for item in demand.prompts]
 
-    def _keeps_gap(self, step_s: float, alone_s: float) -> bool:
-        """True when a step is in time, or when that of a lonely stream would not be: more workers change nothing."""
-        bound_s = math.inf if self.promise.itl_ms is None else SAFE_GAP * self.promise.itl_ms / 1e3
-        return step_s <= bound_s or alone_s > bound_s
-
     def _fits(self, num_rows: float, demand: Demand) -> bool:
         """True when the KV of a worker's streams finds room."""
         return not self.num_kv_tokens or num_rows * demand.num_context_tokens <= MAX_KV_USAGE * self.num_kv_tokens
 
-    def _stream_share(self, step_s: float) -> float:
+    def _stream_share(self, demand: Demand, step_s: float) -> float:
         """Of a worker's time what goes to its streams while it computes a prompt."""
-        itl_ms = self.promise.itl_ms
-        with_prompt_s = step_s + self.step_time.prompt_token_s * CHUNK_TOKENS if itl_ms is None else itl_ms / 1e3
+        with_prompt_s = demand.tight_gap_s
+        if with_prompt_s == NEVER:
+            with_prompt_s = step_s + self.step_time.prompt_token_s * CHUNK_TOKENS
         return min(step_s / with_prompt_s, 1.0) if with_prompt_s else 1.0
 
     def _in_time(self, demand: Demand, seconds: Sequence[float], num_workers: int, speed: float) -> tuple[float, float]:
@@ -140,19 +136,17 @@ class Predictor:
         The prompts come once as they came, and once at random times, with the same rate: what came in a minute may have
         been even by chance. The worse of both counts.
         """
-        if not seconds or self.promise.ttft_ms is None:
+        if demand.mean_ttft_s == NEVER:
             return 1.0, 1.0
-        bound_s, speed = SAFE * self.promise.ttft_ms / 1e3, max(speed, 1e-3)
-        recorded = [
-            (prompt.at_s / demand.pace, alone_s) for prompt, alone_s in zip(demand.prompts, seconds, strict=True)
-        ]
-        drawn = [(at / demand.rate, seconds[int(pick * len(seconds))]) for at, pick in _DRAWN]
+        works = [(alone_s, SAFE * prompt.ttft_s) for prompt, alone_s in zip(demand.prompts, seconds, strict=True)]
+        recorded = [(prompt.at_s / demand.pace, *work) for prompt, work in zip(demand.prompts, works, strict=True)]
+        drawn = [(at / demand.rate, *works[int(pick * len(works))]) for at, pick in _DRAWN]
         shares = []
         for arrivals in (recorded, drawn):
-            num_kept = _num_in_time(arrivals, num_workers, speed, bound_s)
-            num_possible = sum(alone_s <= bound_s for _, alone_s in arrivals)
+            num_kept = _num_in_time(arrivals, num_workers, max(speed, 1e-3))
+            num_possible = sum(alone_s <= bound_s for _, alone_s, bound_s in arrivals)
             shares.append(num_kept / num_possible if num_possible else 1.0)
-        possible = sum(alone_s <= bound_s for alone_s in seconds) / len(seconds)
+        possible = sum(alone_s <= bound_s for alone_s, bound_s in works) / len(works)
         return possible * min(shares), possible
 
 
@@ -170,10 +164,19 @@ def _draw() -> list[tuple[float, float]]:
 _DRAWN: Final = _draw()
 
 
-def _num_in_time(arrivals: Sequence[tuple[float, float]], num_workers: int, speed: float, bound_s: float) -> int:
-    """How many of these, each a time and what it takes, are done in ``bound_s`` by workers of a share of the speed."""
+def _share_in_time(demand: Demand, step_s: float, alone_s: float) -> float:
+    """The share of streams for which a step is in time, or that of a lonely one would not be: more workers change
+    nothing for these.
+    """
+    late = [share for gap_s, share in demand.gaps_s if step_s > SAFE_GAP * gap_s and alone_s <= SAFE_GAP * gap_s]
+    return 1.0 - sum(late)
+
+
+def _num_in_time(arrivals: Sequence[tuple[float, float, float]], num_workers: int, speed: float) -> int:
+    """How many of these, each a time, what it takes, and in what it should be done, are in time where workers have a
+    share of the speed."""
     free_s, num_kept = [0.0] * num_workers, 0
-    for at_s, alone_s in arrivals:
+    for at_s, alone_s, bound_s in arrivals:
         end_s = max(at_s, free_s[0]) + alone_s / speed
         heapq.heapreplace(free_s, end_s)
         num_kept += end_s - at_s <= bound_s + ROUNDING_S

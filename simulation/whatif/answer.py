@@ -134,7 +134,9 @@ def with_large_blocks(layout: Layout, arrivals: Sequence[Arrival]) -> Layout:
     prompt is a block: where gaps are promised, that takes a small part of one.
     """
     longest = min(MAX_BLOCK_TOKENS, fmean(len(arrival.prompt) for arrival in arrivals) / BLOCKS_OF_PROMPT)
-    gap_ms, token_s = layout.promise.itl_ms, layout.decode.machine.step_time.prompt_token_s
+    promises = {layout.promise, *(arrival.promise for arrival in arrivals)}
+    gap_ms = min((promise.itl_ms for promise in promises if promise.itl_ms is not None), default=None)
+    token_s = layout.decode.machine.step_time.prompt_token_s
     if gap_ms is not None and token_s > 0.0:
         longest = min(longest, BLOCK_SHARE_OF_GAP * gap_ms / 1e3 / token_s)
     return replace(layout, prefill=_with(layout.prefill, longest), decode=_with(layout.decode, longest))

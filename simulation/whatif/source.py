@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from engine.contract.promise import MAX_PROMISE_MS, Promise
 from engine.contract.token_ids import TokenIds
 from simulation.loads import Arrival, LoadError, LoadSpec, make_load, parse_trace_row
 from simulation.whatif.parts import Part, tokens_named
@@ -33,7 +34,8 @@ EXAMPLE = '{"t": 0.5, "prompt_tokens": 100, "output_tokens": 20}'
 
 class ArrivalRow(BaseModel):
     """One line of a file of plain arrivals. ``prefix_tokens`` first tokens of the prompt are those of all requests with
-    the same ``prefix``; all of them where only ``prefix`` is given.
+    the same ``prefix``; all of them where only ``prefix`` is given. ``ttft_ms`` and ``itl_ms``: what it asks to be
+    promised.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -43,6 +45,8 @@ class ArrivalRow(BaseModel):
     output_tokens: Annotated[int, Field(ge=1, le=MAX_LENGTH)]
     prefix: str | None = None
     prefix_tokens: Annotated[int, Field(ge=0, le=MAX_LENGTH)] | None = None
+    ttft_ms: Annotated[float, Field(gt=0, le=MAX_PROMISE_MS)] | None = None
+    itl_ms: Annotated[float, Field(gt=0, le=MAX_PROMISE_MS)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> ArrivalRow:
@@ -140,6 +144,7 @@ def _plain(row: ArrivalRow, number: int, scale: int) -> Arrival:
         prompt=TokenIds(tokens.astype("<i4").tobytes()),
         num_output_tokens=max(2, row.output_tokens // scale),
         kind="trace",
+        promise=Promise(ttft_ms=row.ttft_ms, itl_ms=row.itl_ms),
     )
 
 

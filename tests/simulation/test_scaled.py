@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 from benchmarks.promise_scaling import Result, attainment, daily_load, fixed_result
 from engine.contract.promise import Promise
@@ -64,6 +64,23 @@ def test_a_day_has_one_rise_and_one_fall_and_each_step_is_explained() -> None:
 
     assert turns == sorted(turns, reverse=True)
     assert all("requests/s" in note.reason for note in run.notes)
+
+
+def test_requests_that_may_wait_cost_fewer_hours_than_hasty_ones() -> None:
+    """What single requests ask for counts, and not what the cluster promises the others."""
+    load = daily_load("prompt_heavy", peak=3.0, low=0.1, period_s=300.0, seconds=300.0)
+    lax, hasty = Promise(ttft_ms=60_000.0), Promise(ttft_ms=1500.0)
+
+    def run(*promises: Promise) -> ScaledRun:
+        mixed = [replace(arrival, promise=promise) for arrival, promise in zip(load, cycle(promises), strict=False)]
+        return scaled(mixed, promise=EARLY)
+
+    runs = [run(lax), run(lax, hasty), run(hasty)]
+
+    assert all(attainment(found.outcomes, EARLY) >= 0.98 for found in runs)
+    hours = [found.worker_s for found in runs]
+    assert hours == sorted(hours)
+    assert hours[0] < 0.9 * hours[-1]
 
 
 def test_a_steady_load_rests() -> None:

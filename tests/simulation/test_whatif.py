@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.token_ids import TokenIds
-from simulation.layout import Layout, LayoutError
+from simulation.layout import Layout, LayoutError, unified
 from simulation.loads import Arrival, LoadError
 from simulation.machine import CPU_CORE, GPU, MachineFileError
 from simulation.outcome import figures
-from simulation.whatif.answer import Question, Verdict, judging, with_large_blocks
+from simulation.whatif.answer import Question, Verdict, judge_one, judging, with_large_blocks
 from simulation.whatif.calibration import FIGURES, PACKAGED, Calibration, FigureError, find_calibration
 from simulation.whatif.cheapest import search_cheapest
 from simulation.whatif.layouts import layouts_of_size, parse_layouts
@@ -59,6 +59,20 @@ def test_plain_arrivals_share_what_they_name(tmp_path: Path) -> None:
     assert first.prompt.tolist()[:60] == second.prompt.tolist()[:60]
     assert first.prompt.tolist()[60:62] != second.prompt.tolist()[60:62]
     assert second.prompt.tolist()[:2] != third.prompt.tolist()[:2]
+
+
+def test_requests_of_a_trace_have_their_own_promises(tmp_path: Path) -> None:
+    """The second one waits for the first one's prompt, and may."""
+    file = rows_file(tmp_path, plain_row(0.0, 600, ttft_ms=1.0), plain_row(0.0, 600, ttft_ms=60_000.0, itl_ms=1e4))
+    question = Question(source=TraceSource(file=file), promise=Promise(ttft_ms=500.0, itl_ms=1000.0))
+
+    verdict = judge_one(question, question.source.load(), unified(1, CPU_CORE))
+
+    assert [arrival.promise for arrival in question.source.load()] == [
+        Promise(ttft_ms=1.0),
+        Promise(ttft_ms=60_000.0, itl_ms=1e4),
+    ]
+    assert verdict.attainment == 0.5
 
 
 def test_a_part_of_a_trace_begins_at_zero_and_runs_as_fast_as_asked(tmp_path: Path) -> None:

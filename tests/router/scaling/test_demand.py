@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.contract.promise import Promise
+from router.placement.prediction import NEVER
 from router.report.arrivals import MAX_ARRIVALS, ArrivalSample, RecentArrivals
-from router.scaling.demand import MAX_GROWTH, MIN_WINDOW_S, NO_DEMAND, demand_of, growth
+from router.scaling.demand import MAX_GROWTH, MIN_WINDOW_S, demand_of, growth, no_demand
 from tests.support.clock import ManualClock
 
 
@@ -20,11 +22,11 @@ def test_only_what_came_within_the_window_is_told() -> None:
     recent = RecentArrivals(window_s=30.0, clock=clock)
     recent.note(100)
     clock.advance(20.0)
-    arrival = recent.note(50)
+    arrival = recent.note(50, Promise(ttft_ms=500.0))
     arrival.num_cached_tokens, arrival.num_output_tokens = 16, 7
     clock.advance(15.0)
 
-    assert recent.sample() == ArrivalSample(window_s=30.0, arrivals=((15.0, 50, 16, 7),))
+    assert recent.sample() == ArrivalSample(window_s=30.0, arrivals=((15.0, 50, 16, 7),), promises=((500.0, None),))
 
 
 def test_where_more_come_than_are_remembered_the_window_is_shorter() -> None:
@@ -40,7 +42,33 @@ def test_where_more_come_than_are_remembered_the_window_is_shorter() -> None:
 
 
 def test_nothing_came_is_no_demand() -> None:
-    assert demand_of([sample(), sample(window_s=5.0)], typical_output=10.0, horizon_s=10.0) == NO_DEMAND
+    promise = Promise(itl_ms=50.0)
+
+    demand = demand_of([sample(), sample(window_s=5.0)], typical_output=10.0, horizon_s=10.0, promise=promise)
+
+    assert demand == no_demand(promise)
+    assert demand.tight_gap_s == 0.05
+
+
+def test_each_request_has_what_it_was_promised() -> None:
+    """One router tells it, and an older one does not."""
+    lax, tight = (60_000.0, None), (500.0, 40.0)
+    new = ArrivalSample(window_s=60.0, arrivals=((50.0, 10, 0, 1),) * 2, promises=(lax, tight))
+    old = sample((40.0, 10, 0, 1))
+
+    demand = demand_of([new, old], typical_output=1.0, horizon_s=0.0, promise=Promise(ttft_ms=2000.0, itl_ms=100.0))
+
+    assert [item.ttft_s for item in demand.prompts] == [60.0, 0.5, 2.0]
+    assert [(gap_s, pytest.approx(1 / 3)) for gap_s, _ in demand.gaps_s] == list(demand.gaps_s)
+    assert [gap_s for gap_s, _ in demand.gaps_s] == [0.04, 0.1, NEVER]
+
+
+@pytest.mark.parametrize(("num_tight", "tight_gap_s"), [(9, 0.1), (10, 0.04)])
+def test_steps_keep_the_gap_of_a_tenth(num_tight: int, tight_gap_s: float) -> None:
+    promises = ((None, 40.0),) * num_tight + ((None, 100.0),) * (100 - num_tight)
+    told = ArrivalSample(window_s=60.0, arrivals=((30.0, 10, 0, 1),) * 100, promises=promises)
+
+    assert demand_of([told], typical_output=1.0, horizon_s=0.0).tight_gap_s == tight_gap_s
 
 
 def test_what_is_not_known_yet_is_as_the_others_are() -> None:

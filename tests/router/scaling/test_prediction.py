@@ -2,44 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.contract.promise import Promise
 from engine.contract.step_time import StepTimeModel
+from router.placement.prediction import NEVER
 from router.scaling.demand import Demand, Prompt
 from router.scaling.prediction import Predictor
 from router.scaling.sizing import fewest_workers, workers_for_streams, workers_to_catch_up
 
 MODEL = StepTimeModel(base_s=0.01, row_s=1e-4, context_token_s=1e-6, prompt_token_s=1e-3, num_steps=100)
-PROMISE = Promise(ttft_ms=2000.0, itl_ms=100.0)
-PREDICTOR = Predictor(step_time=MODEL, promise=PROMISE)
+TTFT_S = 2.0
+GAPS_S = ((0.1, 1.0),)
+PREDICTOR = Predictor(step_time=MODEL)
 
 
-def steady(rate: float, *, num_new_tokens: float = 300.0, tokens: float = 20.0, window_s: float = 60.0) -> Demand:
+def steady(
+    rate: float,
+    *,
+    num_new_tokens: float = 300.0,
+    tokens: float = 20.0,
+    window_s: float = 60.0,
+    ttfts_s: Sequence[float] = (TTFT_S,),
+) -> Demand:
     """Prompts at equal distances, and what is generated behind them."""
     number = round(rate * window_s)
     return Demand(
-        prompts=[Prompt(index / rate, num_new_tokens, 0.0) for index in range(number)],
+        prompts=[
+            Prompt(index / rate, num_new_tokens, 0.0, ttft_s)
+            for index, ttft_s in zip(range(number), cycle(ttfts_s), strict=False)
+        ],
         window_s=window_s,
         tokens_per_s=rate * tokens,
         num_context_tokens=num_new_tokens,
+        gaps_s=GAPS_S,
     )
 
 
 @st.composite
 def demands(draw: st.DrawFn) -> Demand:
     times_s = sorted(draw(st.lists(st.floats(0, 60), min_size=1, max_size=60)))
-    prompts = [Prompt(at_s, draw(st.floats(1, 4000)), draw(st.floats(0, 2000))) for at_s in times_s]
+    ttfts_s = st.sampled_from((0.5, TTFT_S, 60.0, NEVER))
+    prompts = [Prompt(at_s, draw(st.floats(1, 4000)), draw(st.floats(0, 2000)), draw(ttfts_s)) for at_s in times_s]
     return Demand(
         prompts=prompts,
         window_s=60.0,
         tokens_per_s=draw(st.floats(0, 2000)),
         num_context_tokens=draw(st.floats(1, 4000)),
         pace=draw(st.floats(1, 3)),
+        gaps_s=draw(st.sampled_from((GAPS_S, ((0.04, 0.25), (0.1, 0.5), (NEVER, 0.25)), ((NEVER, 1.0),)))),
     )
 
 
@@ -67,6 +83,31 @@ def test_a_load_needs_what_its_prompts_and_streams_keep_busy() -> None:
     assert sizing.num_workers == 2
     assert sizing.with_fewer is not None
     assert sizing.with_fewer.attainment < 0.99 <= sizing.predicted.attainment
+
+
+def test_requests_that_can_wait_need_fewer_workers_and_hasty_ones_more() -> None:
+    """A prompt takes 0.31 s: one that may take 0.5 s, of which 0.4 count, lets nobody in front of it."""
+
+    def needed(*ttfts_s: float) -> int:
+        demand = steady(2.5, ttfts_s=ttfts_s)
+        return fewest_workers(PREDICTOR, demand, target=0.99, least=1, most=20).num_workers
+
+    assert needed(60.0) < needed(TTFT_S) < needed(0.5)
+    assert needed(60.0, TTFT_S) <= needed(TTFT_S)
+    assert needed(TTFT_S) < needed(TTFT_S, 0.5) <= needed(0.5)
+    assert needed(NEVER) == needed(60.0)
+
+
+def test_few_streams_with_short_gaps_are_late_and_no_more() -> None:
+    """A step takes more than 40 ms: of a load of which a share is promised that, this share is late."""
+    demand = replace(steady(1.0, num_new_tokens=10.0, tokens=600.0), num_context_tokens=1000.0)
+    mixed = replace(demand, gaps_s=((0.04, 0.25), (0.1, 0.75)))
+
+    prediction = PREDICTOR.predict(mixed, 1)
+
+    assert 0.04 < prediction.gap_s < 0.1
+    assert prediction.attainment == pytest.approx(0.75)
+    assert fewest_workers(PREDICTOR, mixed, target=0.99, least=1, most=20).predicted.attainment == 1.0
 
 
 def test_prompts_that_nobody_could_compute_in_time_ask_for_no_workers() -> None:
