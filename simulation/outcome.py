@@ -54,8 +54,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """A load in numbers. ``goodput`` is requests that kept the promise for each second from the first request until the
-    last token, which are ``seconds``; ``utilisation`` the mean share of that time that workers computed.
+    """A load in numbers. ``goodput``: requests a second that kept the promise, while requests came; so of two clusters
+    that keep all of them neither is ahead because its last answer is the shorter. ``seconds`` from the first request
+    until the last token; ``utilisation``: the mean share of these that workers computed.
     """
 
     num_requests: int
@@ -76,6 +77,12 @@ class Figures:
         return asdict(self)
 
 
+def _rate(times_s: Sequence[float], seconds: float) -> float:
+    """Requests a second that came at these times; of those that came at once, by how long they took."""
+    between_s = max(times_s) - min(times_s)
+    return (len(times_s) - 1) / between_s if between_s else len(times_s) / seconds
+
+
 def figures(outcomes: Sequence[Outcome], promise: Promise, *, busy_s: Sequence[float] = ()) -> Figures:
     """The numbers of a load; ``busy_s`` is how long each worker computed."""
     good = [outcome for outcome in outcomes if outcome.error is None]
@@ -84,7 +91,7 @@ def figures(outcomes: Sequence[Outcome], promise: Promise, *, busy_s: Sequence[f
     first = min((outcome.sent_s for outcome in outcomes), default=0.0)
     last = max((outcome.token_times_s[-1] for outcome in good), default=first)
     seconds = max(last - first, 1e-9)
-    num_kept = sum(outcome.keeps(promise) for outcome in outcomes)
+    share_kept = sum(outcome.keeps(promise) for outcome in outcomes) / len(outcomes) if outcomes else math.nan
     return Figures(
         num_requests=len(outcomes),
         num_failed=len(outcomes) - len(good),
@@ -93,8 +100,8 @@ def figures(outcomes: Sequence[Outcome], promise: Promise, *, busy_s: Sequence[f
         ttft_p99_ms=percentile(ttfts, 0.99),
         itl_p50_ms=percentile(gaps, 0.5),
         itl_p99_ms=percentile(gaps, 0.99),
-        goodput=num_kept / seconds,
-        share_good=100 * num_kept / len(outcomes) if outcomes else math.nan,
+        goodput=share_kept * _rate([outcome.sent_s for outcome in outcomes], seconds) if outcomes else 0.0,
+        share_good=100 * share_kept,
         tokens_per_s=sum(outcome.num_tokens for outcome in good) / seconds,
         utilisation=100 * sum(busy_s) / len(busy_s) / seconds if busy_s else math.nan,
         seconds=seconds,

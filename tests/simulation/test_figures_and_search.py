@@ -78,11 +78,23 @@ def test_figures_of_a_load() -> None:
 
     seconds = 1.8 + 0.5
     assert (found.num_requests, found.num_failed) == (3, 1)
-    assert found.goodput == pytest.approx(1 / seconds)
+    assert found.goodput == pytest.approx(1.0 / 3)  # one request came a second, and one in three kept the promise
     assert found.ttft_p90_ms == pytest.approx(800.0)
     assert found.itl_p50_ms == pytest.approx(50.0)
     assert found.tokens_per_s == pytest.approx(22 / seconds)
     assert found.utilisation == pytest.approx(100 * 0.75 / seconds)
+
+
+def test_goodput_is_not_that_the_last_answer_is_short() -> None:
+    early, late = ([outcome(0.0, 0.2, 0.05), outcome(1.0, ttft_s, 0.05)] for ttft_s in (0.1, 0.4))
+
+    assert figures(early, PROMISE).goodput == figures(late, PROMISE).goodput == pytest.approx(1.0)
+    assert figures(early, PROMISE).seconds < figures(late, PROMISE).seconds
+
+
+def test_requests_that_came_at_once_have_the_rate_at_which_they_were_served() -> None:
+    assert figures([outcome(0.0, 0.2, 0.05)], PROMISE).goodput == pytest.approx(1 / (0.2 + 10 * 0.05))
+    assert figures([], PROMISE).goodput == 0.0
 
 
 def test_no_values_have_no_percentile() -> None:
