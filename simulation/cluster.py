@@ -8,16 +8,18 @@ import itertools
 import random
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from engine.contract.messages import GenerateRequest, SamplingParams
+from router.balance.leaning_control import LeaningControl, goals_of
 from router.balance.rebalancer import Rebalancer
 from router.balance.streams import LiveStreams
 from router.errors import RouterError
 from router.placement.machine_code import MACHINE_CODE
 from router.pool.role_view import RoleReplicas
 from router.report.counters import RouterCounters
+from router.report.router_report import LeaningNote
 from router.request.orchestrator import Orchestrator
 from router.roles import ROLES
 from router.wire.linked_calls import make_links, role_views
@@ -33,10 +35,35 @@ from simulation.worker import VirtualWorker
 from simulation.worker_spec import WorkerSpec
 
 
+class VirtualBoard:
+    """Implements ``LeaningBoard``: what routers know of each other, at once. No operator orders anything."""
+
+    def __init__(self, num_routers: int) -> None:
+        self.router_ids = [f"router-{number}" for number in range(num_routers)]
+        self.leaning_notes: list[LeaningNote] = []
+
+    def live_router_ids(self) -> Collection[str]:
+        """All of them."""
+        return self.router_ids
+
+    def note_leaning(self, change: LeaningNote) -> None:
+        """Remember a change."""
+        self.leaning_notes.append(change)
+
+    def hold_leaning(self, replica_id: str, *, until_s: float) -> None:
+        """See ``LeaningBoard``."""
+
+    def held_leanings(self) -> Mapping[str, float]:
+        """None."""
+        return {}
+
+
 class VirtualRouter:
     """The router's two pools and its requests, without HTTP and text."""
 
-    def __init__(self, pools: Mapping[str, VirtualPool], layout: Layout) -> None:
+    def __init__(
+        self, pools: Mapping[str, VirtualPool], layout: Layout, *, router_id: str, board: VirtualBoard
+    ) -> None:
         loop = asyncio.get_running_loop()
         settings = layout.settings
         self.counters = RouterCounters()
@@ -53,8 +80,18 @@ class VirtualRouter:
             counters=self.counters,
             clock=loop.time,
         )
-        self._rebalancer = Rebalancer(
-            self._links["decode"].pool, streams, settings=settings, counters=self.counters, clock=loop.time
+        decode_pool = self._links["decode"].pool
+        self._rebalancer = Rebalancer(decode_pool, streams, settings=settings, counters=self.counters, clock=loop.time)
+        self._leanings = LeaningControl(
+            decode_pool,
+            decode_pool.workers,
+            view=board,
+            own_id=router_id,
+            settings=settings,
+            counters=self.counters,
+            goals=goals_of(replace(settings, promise=layout.promise)),
+            clock=loop.time,
+            wall_clock=loop.time,
         )
         self._refreshing: asyncio.Task[None] | None = None
 
@@ -69,12 +106,14 @@ class VirtualRouter:
             link.follow()
         self._refreshing = asyncio.create_task(self._keep_refreshing())
         self._rebalancer.start()
+        self._leanings.start()
 
     async def close(self) -> None:
         """End all requests, and stop."""
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
+        await self._leanings.close()
         await self._rebalancer.close()
         await self.orchestrator.close()
         for link in self._distinct:
@@ -110,7 +149,10 @@ class VirtualCluster:
             "decode": self._pool("decode", layout.decode, seed),
         }
         self.pools = pools
-        self.routers = [VirtualRouter(pools, layout) for _ in range(layout.num_routers)]
+        self.board = VirtualBoard(layout.num_routers)
+        self.routers = [
+            VirtualRouter(pools, layout, router_id=router_id, board=self.board) for router_id in self.board.router_ids
+        ]
         self._turns = itertools.cycle(self.routers)
         self._numbers = itertools.count()
 
