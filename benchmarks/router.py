@@ -15,10 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +25,7 @@ import psutil
 from benchmarks.arguments import at_least, count, positive
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.serve_stage import STEP_VARIABLE
-from benchmarks.served import free_port
+from benchmarks.served import free_port, served_stage
 from benchmarks.sse_load import StreamLoad, StreamResult, run_streams
 
 WHO = {
@@ -43,7 +39,6 @@ WHO = {
 START_TIMEOUT_S = 60.0
 SETTLE_S = 4.0
 IDLE_S = 4.0
-STOP_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,30 +68,11 @@ class Stage:
 @contextmanager
 def stage(kind: str, mode: str, *, step_ms: float = 1.0) -> Iterator[Stage]:
     """Start one application; it is gone afterwards."""
-    port = free_port()
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.serve_stage", kind, mode, str(port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env={**os.environ, STEP_VARIABLE: str(step_ms)},
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            if line.strip() != "ready":
-                log.seek(0)
-                sys.stderr.write(log.read().decode(errors="replace")[-4000:])
-                raise RuntimeError(f"{kind} with {mode} settings did not start: {line!r}")
-            target = Stage(url=f"http://127.0.0.1:{port}", process=psutil.Process(process.pid))
-            wait_until_it_answers(target)
-            yield target
-        finally:
-            process.stdin.close()
-            process.wait(STOP_TIMEOUT_S)
+    port, environment = free_port(), {STEP_VARIABLE: str(step_ms)}
+    with served_stage("benchmarks.serve_stage", kind, mode, str(port), environment=environment) as pid:
+        target = Stage(url=f"http://127.0.0.1:{port}", process=psutil.Process(pid))
+        wait_until_it_answers(target)
+        yield target
 
 
 def wait_until_it_answers(target: Stage) -> None:

@@ -59,6 +59,38 @@ def served_cluster(arguments: Sequence[str], *, environment: Mapping[str, str] |
                 raise
 
 
+@contextmanager
+def served_stage(module: str, *arguments: str, environment: Mapping[str, str]) -> Iterator[int]:
+    """Run a module that prints ``ready`` and serves until its standard input ends; yields its process id.
+
+    ``environment`` is added to this process's.
+
+    Raises:
+        RuntimeError: It did not start; the end of what it wrote is shown.
+    """
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            if line.strip() != "ready":
+                log.seek(0)
+                sys.stderr.write(log.read().decode(errors="replace")[-4000:])
+                raise RuntimeError(f"{module} {' '.join(arguments)} did not start: {line!r}")
+            yield process.pid
+        finally:
+            process.stdin.close()
+            process.wait(STOP_TIMEOUT_S)
+
+
 def wait_until_ready(url: str, process: subprocess.Popen[bytes], timeout_s: float) -> None:
     """Ask ``url`` until it answers 200.
 
