@@ -109,10 +109,8 @@ def compare(which: str, name: str, sides: Sides, args: argparse.Namespace) -> li
     own, changes = measure(None)
     add("promise", own)
     best = best_fixed(results, target=args.target)
-    ratio, gain = (
-        own.worker_hours / results[best].worker_hours,
-        100 * (own.attainment - results[best].attainment),
-    )
+    ratio = own.worker_hours / results[best].worker_hours
+    gain = 100 * (own.attainment - results[best].attainment)
     print(f"  beside the best fixed size ({best}): {gain:+.2f} points, {ratio:.3f} of its worker hours", flush=True)
     for line in changes:
         print(f"  {line}")
@@ -151,9 +149,9 @@ def main() -> None:
         period_s=args.seconds,
         seconds=args.seconds,
         sharpness=args.sharpness,
-        seed=int(args.seed),
+        seed=args.seed,
     )
-    name = f"daily/{args.mix}/seed={int(args.seed)}"
+    name = f"daily/{args.mix}/seed={args.seed}"
     print(f"{name}: {len(load)} requests", flush=True)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -80,15 +80,16 @@ class SizeWatch:
         self.changes: list[str] = []
         self._cluster = cluster
         self._began_s = self._last_s = time.monotonic()
-        self._known = 0
+        self._seen_s = 0.0
+        """When the last change was ordered that is known, in seconds since 1970: only so many are told."""
 
     async def keep_looking(self, *, first: int) -> None:
         """Look until cancelled. ``first``: workers of before any change."""
         wanted = first
-        self._known = len((await self._changes())[1])
+        await self._new_changes()
         while True:
-            status, notes = await self._changes()
-            for note in notes[self._known + len(self.changes) :]:
+            status, notes = await self._new_changes()
+            for note in notes:
                 seconds = time.monotonic() - self._began_s
                 self.changes.append(f"{seconds:.0f} s: {note['before']} -> {note['wanted']}, {note['reason']}")
                 wanted = note["wanted"]
@@ -97,9 +98,12 @@ class SizeWatch:
             self._last_s = now_s
             await asyncio.sleep(WATCH_PERIOD_S)
 
-    async def _changes(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    async def _new_changes(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         status = await self._cluster.status()
-        return status, (status["scaling"] or {}).get("last_changes", [])
+        notes = (status["scaling"] or {}).get("last_changes", [])
+        new = [note for note in notes if note["changed_at_s"] > self._seen_s]
+        self._seen_s = max((note["changed_at_s"] for note in notes), default=self._seen_s)
+        return status, new
 
 
 def serve(
