@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from simulation.loads import Arrival, LoadSpec, Shape, make_load
 from simulation.outcome import Outcome
 
@@ -58,6 +60,9 @@ class Measured:
     outcomes: Sequence[Outcome]
 
 
+_MEASURED = TypeAdapter(Measured)
+
+
 def save(measured: Sequence[Measured], file: Path) -> None:
     """Write all of it as JSON, one run a line."""
     file.write_text("".join(json.dumps(asdict(run)) + "\n" for run in measured))
@@ -72,12 +77,9 @@ def read(files: Sequence[Path]) -> list[Measured]:
     found: list[Measured] = []
     for file in files:
         try:
-            for line in file.read_text().splitlines():
-                row = json.loads(line)
-                outcomes = [Outcome(**outcome) for outcome in row.pop("outcomes")]
-                found.append(Measured(outcomes=outcomes, **row))
+            found += [_MEASURED.validate_json(line) for line in file.read_text().splitlines()]
         except OSError as error:
             raise SystemExit(f"{file} cannot be read: {error.strerror}") from error
-        except (TypeError, ValueError, KeyError) as error:
+        except ValueError as error:
             raise SystemExit(f"{file} has no measured runs: {error!r}") from error
     return found
