@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from simulation.layout import elastic
 from simulation.loads import MIXES, Arrival, LoadError
 from simulation.machine import Machine
 from simulation.outcome import Outcome
-from simulation.scaled import simulate_scaled
+from simulation.scaled import ScaledRun, simulate_scaled
 from simulation.whatif.source import TraceSource, warm_up_of
 
 HOUR_S = 3600.0
@@ -46,6 +46,11 @@ class Result:
 
     attainment: float
     worker_hours: float
+
+
+Changes = Sequence[str]
+Measure = Callable[[int | None], tuple[Result, Changes]]
+"""What so many workers make of a load, or (None) as many as the promise needs; and what was changed meanwhile."""
 
 
 def daily_load(
@@ -103,38 +108,57 @@ def rules_of(args: argparse.Namespace) -> ScalingRules:
     return ScalingRules(pools=bounds, target=args.target, window_s=args.window, hold_s=args.hold, start_s=args.start_up)
 
 
-def compare(name: str, load: Sequence[Arrival], args: argparse.Namespace) -> list[Row]:
-    """The rows of one load."""
-    promise = Promise(ttft_ms=args.ttft_ms, itl_ms=args.itl_ms)
-    print(f"{name}: {len(load)} requests", flush=True)
+def virtual_changes(run: ScaledRun) -> Changes:
+    """What was changed when, and why."""
+    return [
+        f"{note.changed_at_s - run.started_s:.0f} s: {note.role} {note.before} -> {note.wanted}, {note.reason}"
+        for note in run.notes
+    ]
+
+
+def compare(name: str, sizes: Sequence[int], measure: Measure, *, target: float, which: str = "") -> list[Row]:
+    """The rows of one load by what each size makes of it, and by what comes of following the promise; ``which`` stands
+    in front of their names.
+    """
     rows: list[Row] = []
 
     def add(kind: str, result: Result) -> None:
-        print(f"  {kind}: {result.attainment:.2%} kept, {result.worker_hours:.3f} worker hours", flush=True)
-        rows.append(Row(name=f"attainment/{kind}/{name}", value=100 * result.attainment, unit="%"))
-        rows.append(Row(name=f"worker_hours/{kind}/{name}", value=result.worker_hours, unit="h"))
+        print(f"  {which}{kind}: {result.attainment:.2%} kept, {result.worker_hours:.4f} worker hours", flush=True)
+        rows.append(Row(name=f"{which}attainment/{kind}/{name}", value=100 * result.attainment, unit="%"))
+        rows.append(Row(name=f"{which}worker_hours/{kind}/{name}", value=result.worker_hours, unit="h"))
 
     results: dict[int, Result] = {}
-    for number in args.sizes:
-        results[number] = fixed_result(number, args.machine, promise, load)
+    for number in sizes:
+        results[number], _ = measure(number)
         add(f"fixed={number}", results[number])
-    first = elastic(args.first, args.machine, promise)
-    run = simulate_scaled(first, load, rules_of(args), start_s=args.start_up, warm_up=warm_up_of(load))
-    own = Result(attainment=attainment(run.outcomes, promise), worker_hours=run.worker_s / HOUR_S)
+    own, changes = measure(None)
     add("promise", own)
-    best = best_fixed(results, target=args.target)
+    best = best_fixed(results, target=target)
     ratio = own.worker_hours / results[best].worker_hours
     gain = 100 * (own.attainment - results[best].attainment)
     print(f"  beside the best fixed size ({best}): {gain:+.2f} points, {ratio:.3f} of its worker hours", flush=True)
-    rows.append(Row(name=f"gain/{name}", value=gain, unit="points", detail={"best_fixed": best}))
-    rows.append(Row(name=f"hours_ratio/{name}", value=ratio, unit="x", detail={"best_fixed": best}))
-    changes: dict[str, float | str] = {
-        f"{number:03}": f"{note.changed_at_s - run.started_s:.0f} s: {note.role} {note.before} -> {note.wanted}, "
-        f"{note.reason}"
-        for number, note in enumerate(run.notes)
-    }
-    rows.append(Row(name=f"changes/{name}", value=float(len(run.notes)), unit="", detail=changes))
+    for line in changes:
+        print(f"  {line}")
+    rows.append(Row(name=f"{which}gain/{name}", value=gain, unit="points", detail={"best_fixed": best}))
+    rows.append(Row(name=f"{which}hours_ratio/{name}", value=ratio, unit="x", detail={"best_fixed": best}))
+    told: dict[str, float | str] = {f"{number:03}": line for number, line in enumerate(changes)}
+    rows.append(Row(name=f"{which}changes/{name}", value=float(len(changes)), unit="", detail=told))
     return rows
+
+
+def virtual_measure(load: Sequence[Arrival], args: argparse.Namespace) -> Measure:
+    """Elastic roles in virtual time."""
+    promise = Promise(ttft_ms=args.ttft_ms, itl_ms=args.itl_ms)
+
+    def measure(num_workers: int | None) -> tuple[Result, Changes]:
+        if num_workers is not None:
+            return fixed_result(num_workers, args.machine, promise, load), ()
+        first = elastic(args.first, args.machine, promise)
+        run = simulate_scaled(first, load, rules_of(args), start_s=args.start_up, warm_up=warm_up_of(load))
+        result = Result(attainment=attainment(run.outcomes, promise), worker_hours=run.worker_s / HOUR_S)
+        return result, virtual_changes(run)
+
+    return measure
 
 
 def trace_load(args: argparse.Namespace) -> list[Arrival]:
@@ -200,7 +224,10 @@ def main() -> None:
                 sharpness=args.sharpness,
                 seed=seed,
             )
-    rows = [row for name, load in loads.items() for row in compare(name, load, args)]
+    rows: list[Row] = []
+    for name, load in loads.items():
+        print(f"{name}: {len(load)} requests", flush=True)
+        rows += compare(name, args.sizes, virtual_measure(load, args), target=args.target)
     kept = kept_rows(args.json) if args.merge else []
     publish(rows, packages=("numpy",), json_file=args.json, title="pools that follow the promises", kept=kept)
 

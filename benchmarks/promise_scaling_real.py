@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.arguments import at_least, count, positive
-from benchmarks.promise_scaling import HOUR_S, Result, attainment, best_fixed, daily_load
+from benchmarks.promise_scaling import HOUR_S, Changes, Result, attainment, compare, daily_load, virtual_changes
 from benchmarks.random_llama import write_small_llama
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.scaling_parts.real import ROLE, serve
@@ -37,8 +37,6 @@ from simulation.loads import MIXES, Arrival
 from simulation.machine import MACHINES
 from simulation.scaled import simulate_scaled
 from simulation.whatif.source import warm_up_of
-
-Changes = Sequence[str]
 
 
 class Sides:
@@ -67,12 +65,8 @@ class Sides:
             worker_s = num_workers * (run.virtual_s - run.started_s)
             return Result(attainment=attainment(run.outcomes, self._promise), worker_hours=worker_s / HOUR_S), ()
         scaled = simulate_scaled(layout, self._load, self._rules, start_s=self._start_s, warm_up=self._warm_up)
-        changes = [
-            f"{note.changed_at_s - scaled.started_s:.0f} s: {note.before} -> {note.wanted}, {note.reason}"
-            for note in scaled.notes
-        ]
         kept = attainment(scaled.outcomes, self._promise)
-        return Result(attainment=kept, worker_hours=scaled.worker_s / HOUR_S), changes
+        return Result(attainment=kept, worker_hours=scaled.worker_s / HOUR_S), virtual_changes(scaled)
 
     def real(self, num_workers: int | None) -> tuple[Result, Changes]:
         """The same for real."""
@@ -90,36 +84,6 @@ class Sides:
             raise SystemExit(f"{len(failed)} requests failed; the first: {failed[0]}")
         kept = attainment(run.outcomes, self._promise)
         return Result(attainment=kept, worker_hours=run.worker_s / HOUR_S), run.changes
-
-
-def compare(which: str, name: str, sides: Sides, args: argparse.Namespace) -> list[Row]:
-    """The rows of one side."""
-    measure = sides.virtual if which == "virtual" else sides.real
-    rows: list[Row] = []
-
-    def add(kind: str, result: Result) -> None:
-        print(f"{which} {kind}: {result.attainment:.2%} kept, {result.worker_hours:.4f} worker hours", flush=True)
-        rows.append(Row(name=f"{which}/attainment/{kind}/{name}", value=100 * result.attainment, unit="%"))
-        rows.append(Row(name=f"{which}/worker_hours/{kind}/{name}", value=result.worker_hours, unit="h"))
-
-    results: dict[int, Result] = {}
-    for number in args.sizes:
-        results[number], _ = measure(number)
-        add(f"fixed={number}", results[number])
-    own, changes = measure(None)
-    add("promise", own)
-    best = best_fixed(results, target=args.target)
-    ratio = own.worker_hours / results[best].worker_hours
-    gain = 100 * (own.attainment - results[best].attainment)
-    print(f"  beside the best fixed size ({best}): {gain:+.2f} points, {ratio:.3f} of its worker hours", flush=True)
-    for line in changes:
-        print(f"  {line}")
-    detail: dict[str, float | str] = {"best_fixed": best}
-    rows.append(Row(name=f"{which}/gain/{name}", value=gain, unit="points", detail=detail))
-    rows.append(Row(name=f"{which}/hours_ratio/{name}", value=ratio, unit="x", detail=detail))
-    told: dict[str, float | str] = {f"{number:03}": line for number, line in enumerate(changes)}
-    rows.append(Row(name=f"{which}/changes/{name}", value=float(len(changes)), unit="", detail=told))
-    return rows
 
 
 def main() -> None:
@@ -157,9 +121,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_small_llama(Path(folder), torch.float32)
         sides = Sides(load, Path(folder), args)
-        for which in ("virtual", "real"):
+        for which, measure in (("virtual", sides.virtual), ("real", sides.real)):
             if args.only in (None, which):
-                rows += compare(which, name, sides, args)
+                rows += compare(name, args.sizes, measure, target=args.target, which=f"{which}/")
     publish(
         rows, packages=("ray", "torch", "nixl"), json_file=args.json, title="a pool that follows the promise, for real"
     )

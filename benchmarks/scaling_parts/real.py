@@ -31,6 +31,7 @@ ROLE = "decode"
 
 WATCH_PERIOD_S = 0.25
 SETTLE_S = 2.0
+"""Workers tell new prices of steps once a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,9 @@ class SizeWatch:
             status, notes = await self._new_changes()
             for note in notes:
                 seconds = time.monotonic() - self._began_s
-                self.changes.append(f"{seconds:.0f} s: {note['before']} -> {note['wanted']}, {note['reason']}")
+                self.changes.append(
+                    f"{seconds:.0f} s: {note['role']} {note['before']} -> {note['wanted']}, {note['reason']}"
+                )
                 wanted = note["wanted"]
             now_s = time.monotonic()
             self.worker_s += (now_s - self._last_s) * max(len(members(status, ROLE)), wanted)

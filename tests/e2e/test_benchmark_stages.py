@@ -46,7 +46,7 @@ def paced_url(tmp_path: Path) -> Iterator[str]:
     assert not alive
 
 
-def test_paced_workers_serve_and_follow_the_promise(paced_url: str) -> None:
+def test_paced_workers_serve_in_steps_of_their_machine(paced_url: str) -> None:
     assert answer(paced_url)["completion_tokens"] == NUM_TOKENS
     status = httpx.get(f"{paced_url}/status", timeout=30.0, trust_env=False).json()
     (worker,) = status["pools"]["decode"]
