@@ -46,7 +46,9 @@ async def test_page_follows_a_killed_worker(wide_cluster: ClusterProcess) -> Non
 
         await page.fill("#message", "hello")
         await page.press("#message", "Enter")
-        await expect(page.locator("#waterfall .span b").get_by_text("decode", exact=True)).to_be_visible()
+        await expect(page.locator("#waterfall .span b").get_by_text("decode", exact=True)).to_be_visible(
+            timeout=PATIENCE_MS
+        )
         await expect(page.locator(".turn.error")).to_have_count(0)
         assert opened.complaints == []
     wide_cluster.wait_until_pools_have(2)
