@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cluster.client_cli import clients, recorded_requests
+from cluster.client_cli import clients, recorded_requests, reported_calibration
 from cluster.commands.exits import EXIT_BAD_INPUT, EXIT_FAILURE, fail
 from cluster.commands.flags import (
     AdminKey,
@@ -256,7 +256,11 @@ def whatif(
     itl_ms: Annotated[float | None, typer.Option(help="Promise: milliseconds between tokens.")] = None,
     price: Annotated[float, typer.Option(help="What a worker costs an hour.")] = 1.0,
     calibration: Annotated[
-        str, typer.Option(help="What workers are: cpu_host, cpu_core, cpu_pair, gpu, or a measured file.")
+        str,
+        typer.Option(
+            help="What workers are: those of the cluster that runs at a URL, cpu_host, cpu_core, cpu_pair, gpu, or a "
+            "measured file."
+        ),
     ] = "cpu_host",
     load_seed: Annotated[int, typer.Option(help="Same seed, same load and same answer.")] = 0,
     processes: Annotated[int, typer.Option(min=1, help="Layouts that are simulated side by side.")] = 1,
@@ -269,10 +273,12 @@ def whatif(
 
     stop_on_signals()
     requests = None if recorded is None else recorded_requests(context, recorded, api_key)
+    is_url = calibration.startswith(("http://", "https://"))
+    workers = reported_calibration(context, calibration, api_key) if is_url else calibration
     options = WhatIfOptions(
         trace=trace, recorded=requests, start_s=start_s, seconds=seconds, speed=speed, scale=scale, mix=mix, rate=rate,
         shape=shape, layouts=layouts, is_search=search, max_workers=max_workers, attainment=attainment, ttft_ms=ttft_ms,
-        itl_ms=itl_ms, price=price, calibration=calibration, seed=load_seed, processes=processes, json_file=json_file,
+        itl_ms=itl_ms, price=price, calibration=workers, seed=load_seed, processes=processes, json_file=json_file,
         plots=plots,
     )  # fmt: skip
     try:

@@ -17,6 +17,7 @@ from cluster.commands.flags import DEFAULT_URL, AdminKey, Command, Key, Url, is_
 from cluster.commands.signals import stop_on_signals
 
 if TYPE_CHECKING:
+    from simulation.whatif.calibration import Calibration
     from simulation.whatif.recorded import RecordedRequest
 
 T = TypeVar("T")
@@ -114,6 +115,19 @@ def recorded_requests(context: typer.Context, url: str, api_key: str) -> list[Re
     from cluster.commands.clients.recorded import recorded_requests as run
 
     return _give(lambda url, key: run(url, api_key=key), context, url, api_key)
+
+
+def reported_calibration(context: typer.Context, url: str, api_key: str) -> Calibration:
+    """What a cluster's workers report of themselves."""
+    from cluster.commands.clients.recorded import reported_workers
+    from simulation.machine import MachineFileError
+    from simulation.whatif.reported import reported_calibration as calibration_of
+
+    workers = _give(lambda url, key: reported_workers(url, api_key=key), context, url, api_key)
+    try:
+        return calibration_of(url, workers)
+    except MachineFileError as error:
+        raise typer.Exit(fail(str(error), EXIT_BAD_INPUT)) from error
 
 
 @clients.command(cls=Command)

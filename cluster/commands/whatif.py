@@ -19,6 +19,7 @@ from engine.contract.promise import Promise
 from simulation.layout import Layout, LayoutError
 from simulation.loads import LoadError
 from simulation.machine import MachineFileError
+from simulation.outcome import Figures, figures
 from simulation.whatif.answer import Judge, Question, Verdict, judging
 from simulation.whatif.calibration import FIGURES, Calibration, find_calibration
 from simulation.whatif.cheapest import search_cheapest
@@ -29,6 +30,9 @@ from simulation.whatif.recorded import RecordedRequest, RecordedSource
 from simulation.whatif.source import DescribedSource, Source, TraceSource
 
 DEFAULT_SECONDS = 60.0
+
+RECORDED = "recorded"
+"""The row of what recorded requests really got."""
 
 
 class WhatIfError(ValueError):
@@ -55,7 +59,7 @@ class WhatIfOptions:
     ttft_ms: float | None
     itl_ms: float | None
     price: float
-    calibration: str
+    calibration: str | Calibration
     seed: int
     processes: int
     json_file: Path | None
@@ -95,6 +99,14 @@ class WhatIfOptions:
         part = Part(start_s=self.start_s, seconds=seconds, speed=self.speed, scale=self.scale)
         return RecordedSource(requests=tuple(self.recorded), part=part)
 
+    def found_calibration(self) -> Calibration:
+        """What workers are: what a cluster reported of its own, or what goes by a name or lies in a file.
+
+        Raises:
+            MachineFileError: There is none; names what is wrong.
+        """
+        return self.calibration if isinstance(self.calibration, Calibration) else find_calibration(self.calibration)
+
     def check(self) -> None:
         """Raise what is wrong with the flags.
 
@@ -132,7 +144,7 @@ def whatif(options: WhatIfOptions, output: Console, progress: Console) -> bool:
         options.check()
         if options.plots is not None:
             check_plots()
-        calibration = find_calibration(options.calibration)
+        calibration = options.found_calibration()
         source = options.source()
         listed: Sequence[Layout] = ()
         if options.layouts is not None:
@@ -142,11 +154,13 @@ def whatif(options: WhatIfOptions, output: Console, progress: Console) -> bool:
             tried, best = _answer(options, calibration, listed, judge, progress)
     except (LoadError, LayoutError, MachineFileError, PlotsUnavailableError) as error:
         raise WhatIfError(str(error)) from error
-    print_table(table_of(tried, best), output)
-    for line in notes(options, calibration, tried, best):
+    recorded = source.outcomes() if isinstance(source, RecordedSource) else ()
+    real = figures(recorded, options.promise) if recorded else None
+    print_table(table_of(tried, best, real), output)
+    for line in notes(options, calibration, tried, best, real):
         output.print(line, markup=False, highlight=False, soft_wrap=True)
     if options.json_file is not None:
-        options.json_file.write_text(json.dumps(report(options, calibration, tried, best), indent=1) + "\n")
+        options.json_file.write_text(json.dumps(report(options, calibration, tried, best, real), indent=1) + "\n")
     if options.plots is not None:
         shown = tried if best is None else [best]
         for file in draw(shown, options.plots):
@@ -176,28 +190,24 @@ def _answer(
         return found.tried, found.best
 
 
-def table_of(tried: Sequence[Verdict], best: Verdict | None) -> Table:
-    """A row for each layout; the one that was searched is marked."""
+def table_of(tried: Sequence[Verdict], best: Verdict | None, real: Figures | None = None) -> Table:
+    """A row for each layout, behind one of what the requests ``real``ly got; the one that was searched is marked."""
     table = Table(box=None, pad_edge=False)
     table.add_column("layout", no_wrap=True)
     names = ("kept %", "good/s", "TTFT50", "90 ms", "gap50", "99 ms", "busy %", "hours", "cost")
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
+    if real is not None:
+        table.add_row(RECORDED, *_cells(real), "-", "-")
     for verdict in tried:
-        found = verdict.figures
-        cells = (
-            f"{100 * verdict.attainment:.1f}",
-            f"{found.goodput:.2f}",
-            _number(found.ttft_p50_ms),
-            _number(found.ttft_p90_ms),
-            _number(found.itl_p50_ms),
-            _number(found.itl_p99_ms),
-            _number(found.utilisation),
-            f"{verdict.worker_hours:.3f}",
-            f"{verdict.cost:.3f}",
-        )
-        table.add_row(f"{verdict.layout}{' *' if verdict is best else ''}", *cells)
+        name = f"{verdict.layout}{' *' if verdict is best else ''}"
+        table.add_row(name, *_cells(verdict.figures), f"{verdict.worker_hours:.3f}", f"{verdict.cost:.3f}")
     return table
+
+
+def _cells(found: Figures) -> Sequence[str]:
+    times = (found.ttft_p50_ms, found.ttft_p90_ms, found.itl_p50_ms, found.itl_p99_ms, found.utilisation)
+    return (f"{found.share_good:.1f}", f"{found.goodput:.2f}", *map(_number, times))
 
 
 def _number(value: float) -> str:
@@ -207,10 +217,16 @@ def _number(value: float) -> str:
 
 
 def notes(
-    options: WhatIfOptions, calibration: Calibration, tried: Sequence[Verdict], best: Verdict | None
+    options: WhatIfOptions,
+    calibration: Calibration,
+    tried: Sequence[Verdict],
+    best: Verdict | None,
+    real: Figures | None,
 ) -> list[str]:
     """What to know of the table: the load, the search's answer, failed requests, and how far off it may be."""
-    lines = [f"{tried[0].figures.num_requests} requests; workers: {calibration.machine.name}"]
+    lines = [f"{tried[0].figures.num_requests} requests; workers: {calibration.origin or calibration.machine.name}"]
+    if real is not None:
+        lines.append(f"{RECORDED}: what {real.num_requests} of them got, as their routers saw it")
     if options.is_search:
         kept = f"{100 * options.attainment:g} % of the requests"
         if best is not None:
@@ -230,28 +246,38 @@ def notes(
 
 
 def report(
-    options: WhatIfOptions, calibration: Calibration, tried: Sequence[Verdict], best: Verdict | None
+    options: WhatIfOptions,
+    calibration: Calibration,
+    tried: Sequence[Verdict],
+    best: Verdict | None,
+    real: Figures | None,
 ) -> Mapping[str, Any]:
-    """The answer as JSON: the promise, the calibration with its errors, and a row for each layout."""
+    """The answer as JSON: promise, calibration with its errors, what was recorded, and a row for each layout."""
     return {
         "promise": asdict(options.promise),
         "price_per_hour": options.price,
         "calibration": {
             "machine": calibration.machine.name,
+            "origin": calibration.origin or None,
             "errors_percent": {name: asdict(error) for name, error in calibration.errors.items()},
         },
         "best": None if best is None else best.layout,
+        RECORDED: None if real is None else _values(real),
         "layouts": [_row(verdict) for verdict in tried],
     }
 
 
 def _row(verdict: Verdict) -> Mapping[str, Any]:
-    values = {
+    return {
         "layout": verdict.layout,
         "workers": verdict.num_workers,
         "attainment": verdict.attainment,
         "worker_hours": verdict.worker_hours,
         "cost": verdict.cost,
-        **verdict.figures.values(),
+        **_values(verdict.figures),
     }
+
+
+def _values(found: Figures) -> Mapping[str, Any]:
+    values = found.values()
     return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()}

@@ -50,8 +50,15 @@ class Gaps:
         for bucket in sorted(self._counts):
             seen += self._counts[bucket]
             if seen >= wanted:
-                return float(min(2.0 ** ((bucket + 0.5) / _STEPS), self.max_s))
+                return min(_middle_s(bucket), self.max_s)
         return None
+
+    def counts(self) -> list[tuple[float, int]]:
+        """How many gaps were about so long, in milliseconds, the shortest first."""
+        return [
+            (round(min(_middle_s(bucket), self.max_s) * 1e3, 3), self._counts[bucket])
+            for bucket in sorted(self._counts)
+        ]
 
     def told(self, started_s: float) -> dict[str, Any]:
         """As JSON, times in milliseconds."""
@@ -65,6 +72,10 @@ class Gaps:
                 [_ms(at_s - gap_s - started_s), _ms(gap_s)] for gap_s, at_s in sorted(self.largest, reverse=True)
             ],
         }
+
+
+def _middle_s(bucket: int) -> float:
+    return float(2.0 ** ((bucket + 0.5) / _STEPS))
 
 
 def _ms(seconds: float | None) -> float | None:

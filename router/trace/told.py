@@ -38,7 +38,9 @@ def told(trace: RequestTrace) -> dict[str, Any]:
 
 
 def summary(trace: RequestTrace) -> dict[str, Any]:
-    """A line of the list of requests. ``prefill`` and ``decode`` are where its first choice was last."""
+    """A line of the list of requests. ``prefill`` and ``decode`` are where its first choice was last, ``gaps`` the
+    times between its tokens, in milliseconds, each with how many were about so long.
+    """
     prefill = [part.where for part in trace.parts if part.name == "prefill"]
     decode = [part.where for part in trace.parts if part.name == "decode"]
     reason = trace.choices[-1].reason if trace.choices else None
@@ -46,6 +48,7 @@ def summary(trace: RequestTrace) -> dict[str, Any]:
         "id": trace.origin.request_id,
         "started_unix_s": round(trace.started_unix_s, 6),
         "ttft_ms": _ttft_ms(trace),
+        "gaps": trace.gaps.counts(),
         "endpoint": trace.origin.endpoint,
         "cached_tokens": trace.num_cached_tokens or 0,
         "prefill": prefill[-1] if prefill else None,

@@ -26,10 +26,13 @@ class FigureError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """A worker's machine, and the errors of ``FIGURES`` by name; none where no run was compared."""
+    """A worker's machine, and the errors of ``FIGURES`` by name; none where no run was compared. ``origin``: whose
+    prices it has, for people to read, where its name does not say so.
+    """
 
     machine: Machine
     errors: Mapping[str, FigureError] = field(default_factory=dict)
+    origin: str = ""
 
     def save(self, file: Path) -> None:
         """Write it as JSON, which ``find_calibration`` reads."""

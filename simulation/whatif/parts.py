@@ -34,12 +34,16 @@ class Part:
         if self.scale < 1 or TRACE_BLOCK_TOKENS % self.scale:
             raise LoadError(f"scale must divide {TRACE_BLOCK_TOKENS}, got {self.scale}")
 
+    def has(self, at_s: float) -> bool:
+        """True of what leaves at a time that belongs to it."""
+        return 0.0 <= at_s - self.start_s < self.seconds
+
     def of(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
         """Those of some arrivals, in the order of their times; the first second of the part is their 0."""
         found = [
-            replace(arrival, at_s=at_s / self.speed)
+            replace(arrival, at_s=(arrival.at_s - self.start_s) / self.speed)
             for arrival in arrivals
-            if 0.0 <= (at_s := arrival.at_s - self.start_s) < self.seconds
+            if self.has(arrival.at_s)
         ]
         return sorted(found, key=lambda arrival: arrival.at_s)
 

@@ -1,28 +1,46 @@
-"""What a cluster's routers recorded of their last requests, as a load."""
+"""What a cluster's routers recorded of their last requests, as a load, and what these requests really got."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
 from engine.contract.token_ids import TokenIds
 from simulation.loads import Arrival, LoadError
+from simulation.outcome import Outcome
 from simulation.whatif.parts import Part, tokens_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRequest:
     """One request that ended well. ``at_s`` is on any clock that all have; ``num_cached_tokens`` of its prompt were not
-    computed, since they were cached.
+    computed, since they were cached. ``gaps``: milliseconds between its tokens, each with how many were about so long.
     """
 
     at_s: float
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int = 0
+    ttft_ms: float | None = None
+    gaps: Sequence[tuple[float, int]] = ()
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What it got, its gaps in no order; None where it was recorded without a time to the first token."""
+        if self.ttft_ms is None:
+            return None
+        first_s = self.at_s + self.ttft_ms / 1e3
+        gaps_s = [gap_ms / 1e3 for gap_ms, count in self.gaps for _ in range(count)]
+        return Outcome(
+            sent_s=self.at_s,
+            num_prompt_tokens=self.num_prompt_tokens,
+            token_times_s=list(accumulate(gaps_s, initial=first_s)),
+            num_tokens=self.num_output_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +53,14 @@ class RecordedSource:
 
     requests: Sequence[RecordedRequest]
     part: Part = field(default_factory=Part)
+
+    def outcomes(self) -> list[Outcome]:
+        """What the requests of this part got; none where times or lengths are not those that they had."""
+        if (self.part.speed, self.part.scale) != (1.0, 1):
+            return []
+        first_s = min((request.at_s for request in self.requests), default=0.0)
+        found = (request.outcome for request in self.requests if self.part.has(request.at_s - first_s))
+        return [outcome for outcome in found if outcome is not None]
 
     def load(self) -> list[Arrival]:
         """The arrivals in the order of their times; the first request's is 0.

@@ -1,17 +1,21 @@
-"""The requests that a running cluster recorded, for `baton whatif`."""
+"""What a running cluster recorded of its requests, and what its workers report, for `baton whatif`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import httpx
+from pydantic import TypeAdapter, ValidationError
 
 from cluster.client import NotBatonError, answer_of, bearer
 from simulation.whatif.recorded import RecordedRequest
+from simulation.whatif.reported import ReportedWorker
 
 TIMEOUT_S = 30.0
 NUM_ASKED = 500
 """As many as a cluster lists at once."""
+
+_WORKERS = TypeAdapter(list[ReportedWorker])
 
 
 def recorded_requests(url: str, *, api_key: str = "") -> list[RecordedRequest]:
@@ -35,4 +39,21 @@ def _recorded(row: dict[str, Any]) -> RecordedRequest:
         num_prompt_tokens=int(row["prompt_tokens"]),
         num_output_tokens=int(row["completion_tokens"]),
         num_cached_tokens=int(row["cached_tokens"]),
+        ttft_ms=None if row.get("ttft_ms") is None else float(row["ttft_ms"]),
+        gaps=[(float(gap_ms), int(count)) for gap_ms, count in row.get("gaps", ())],
     )
+
+
+def reported_workers(url: str, *, api_key: str = "") -> list[ReportedWorker]:
+    """What the workers say of themselves that answer the cluster now.
+
+    Raises:
+        httpx.HTTPError: The cluster does not answer, or is none.
+    """
+    with httpx.Client(base_url=url, headers=bearer(api_key), timeout=TIMEOUT_S, trust_env=False) as client:
+        pools = answer_of(client.get("/status"), "pools")["pools"]
+    try:
+        rows = [row for pool in pools.values() for row in pool if row["state"] != "unreachable"]
+        return _WORKERS.validate_python([row for row in rows if row["block_size"] is not None])
+    except (AttributeError, KeyError, TypeError, ValidationError) as error:
+        raise NotBatonError(f"the workers that {url} lists are not as this version knows them: {error!r}") from error

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from tests.support.cluster.cluster import ClusterProcess
+from tests.support.cluster.cluster import ClusterProcess, run_baton
 from tests.support.cluster.http_completions import wait_for_rest
 
 NUM_TOKENS = 8
@@ -71,6 +73,31 @@ def test_a_lone_stream_is_computed_with_the_idle_workers_cores_too(
     num_cores = len(os.sched_getaffinity(0))
     borrowing = [row for row in workers if row["counters"]["num_borrowed_steps"]]
     assert bool(borrowing) is (num_cores > 1), workers
+
+
+def test_whatif_takes_load_and_workers_from_the_running_cluster(
+    client: httpx.Client, cluster: ClusterProcess, tmp_path: Path
+) -> None:
+    for number in range(8):
+        complete(client, [3 + (number * 31 + index) % 250 for index in range(120)], max_tokens=24)
+    wait_for_rest(cluster.url)
+    file = tmp_path / "answer.json"
+
+    url, layouts = cluster.url, "elastic:2,apart:1+1"
+    result = run_baton(
+        *("whatif", "--recorded", url, "--calibration", url, "--layouts", layouts, "--json-file", str(file)),
+        *("--ttft-ms", "2000", "--itl-ms", "100"),
+    )
+
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(file.read_text())
+    assert answer["calibration"]["origin"].startswith(f"2 of {url}, by ")
+    real, *rows = answer["recorded"], *answer["layouts"]
+    assert real["num_requests"] >= 8
+    assert 0.0 < real["ttft_p50_ms"] < real["ttft_p99_ms"]
+    assert [row["layout"] for row in rows] == ["elastic:2", "apart:1+1"]
+    assert all(row["num_requests"] == real["num_requests"] and not row["num_failed"] for row in rows)
+    assert "recorded: what " in result.stdout
 
 
 def test_workers_hold_nothing_at_rest(client: httpx.Client, cluster: ClusterProcess) -> None:

@@ -11,9 +11,13 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from cluster.client import NotBatonError
-from cluster.commands.clients.recorded import recorded_requests
+from cluster.commands.clients.recorded import recorded_requests, reported_workers
+from engine.contract.promise import Promise
+from simulation.machine import MachineFileError
+from simulation.outcome import figures
 from simulation.whatif.parts import Part
-from simulation.whatif.recorded import RecordedSource
+from simulation.whatif.recorded import RecordedRequest, RecordedSource
+from simulation.whatif.reported import reported_calibration
 from tests.support.router.live_app import live_app
 from tests.support.router.live_router import live_router
 
@@ -37,10 +41,49 @@ async def test_requests_of_a_cluster_are_a_load_with_their_lengths_times_and_cac
     assert again.prompt.tolist()[:num_cached] == first.prompt.tolist()[:num_cached]
     assert again.prompt[num_cached] != first.prompt[num_cached]
     assert other.prompt[0] != first.prompt[0]
+    outcomes = RecordedSource(requests=found).outcomes()
+    assert [outcome.ttft_s * 1e3 for outcome in outcomes] == pytest.approx(
+        [row["ttft_ms"] for row in reversed(listed)], abs=0.01
+    )
+    for outcome, row in zip(outcomes, reversed(listed), strict=True):
+        assert 0.0 < sum(outcome.gaps_s) <= 1.05 * (row["total_ms"] - row["ttft_ms"]) / 1e3 + 1e-3
+        assert len(outcome.gaps_s) == sum(count for _, count in row["gaps"]) < row["completion_tokens"]
+
+
+def test_what_was_recorded_is_compared_where_times_and_lengths_are_as_they_were() -> None:
+    gaps = [(20.0, 3), (80.0, 1)]
+    requests = [
+        RecordedRequest(at_s=at_s, num_prompt_tokens=9, num_output_tokens=5, ttft_ms=ttft_ms, gaps=gaps)
+        for at_s, ttft_ms in ((7.0, 50.0), (8.0, 150.0), (9.0, 250.0), (9.5, None))
+    ]
+
+    found = figures(RecordedSource(requests=requests).outcomes(), Promise(ttft_ms=200.0, itl_ms=100.0))
+
+    assert (found.num_requests, found.share_good) == (3, pytest.approx(200 / 3))
+    assert (found.ttft_p50_ms, found.itl_p50_ms, found.itl_p99_ms) == pytest.approx((150.0, 20.0, 80.0))
+    assert len(RecordedSource(requests=requests, part=Part(start_s=0.5, seconds=1.0)).outcomes()) == 1
+    for changed in (Part(speed=2.0), Part(scale=2)):
+        assert not RecordedSource(requests=requests, part=changed).outcomes()
+
+
+async def test_workers_that_have_not_said_what_steps_take_are_no_calibration(model_dir: Path) -> None:
+    async with live_router(model_dir) as live:
+        url = str(live.client.base_url)
+        workers = await asyncio.to_thread(reported_workers, url)
+
+    assert workers
+    with pytest.raises(MachineFileError, match="has computed 256 tokens of prompts"):
+        reported_calibration(url, workers)
 
 
 async def test_rows_that_say_too_little_are_no_load() -> None:
-    body = json.dumps({"object": "list", "data": [{"state": "finished", "completion_tokens": 3}]}).encode()
+    body = json.dumps(
+        {
+            "object": "list",
+            "data": [{"state": "finished", "completion_tokens": 3}],
+            "pools": {"decode": [{"state": "running", "block_size": 16}]},
+        }
+    ).encode()
 
     async def older(scope: object, receive: object, send: object) -> None:  # an ASGI application
         await send({"type": "http.response.start", "status": 200, "headers": []})  # type: ignore[operator]
@@ -49,12 +92,15 @@ async def test_rows_that_say_too_little_are_no_load() -> None:
     async with live_app(older) as url:
         with pytest.raises(NotBatonError, match="started_unix_s"):
             await asyncio.to_thread(recorded_requests, url)
+        with pytest.raises(NotBatonError, match="step_time"):
+            await asyncio.to_thread(reported_workers, url)
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
         (("--recorded", "http://127.0.0.1:9"), 1, "nothing answers at http://127.0.0.1:9"),
+        (("--calibration", "http://127.0.0.1:9"), 1, "nothing answers at http://127.0.0.1:9"),
         (("--start-s", "3", "--mix", "balanced", "--rate", "1"), 2, "are of a --trace or of --recorded"),
         ((), 2, "--trace FILE, --recorded URL, or --mix and --rate"),
     ],

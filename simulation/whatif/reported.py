@@ -1,0 +1,129 @@
+"""What the workers of a running cluster report of themselves, as the machine that a simulation takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Final
+
+from pydantic import BaseModel, Field
+
+from engine.contract.step_time import FIRST_CORE_GAIN, StepTimeModel
+from router.pool.replica import KNOWN_PROMPT_TOKENS
+from simulation.machine import CPU_HOST, GPU, Machine, MachineFileError, TransferModel
+from simulation.whatif.calibration import Calibration
+
+KNOWN_ANSWER_TOKENS: Final = 64
+"""A worker that generated fewer says nothing of what a token of an answer costs, and of fewer than
+``KNOWN_PROMPT_TOKENS`` of prompts nothing of those."""
+
+KNOWN_TRANSFERS: Final = 8
+MESSAGES_OF_READ: Final = 3
+"""Times that a message is on its way in a read of KV: to ask, to say that all was read, and to hear that it counts."""
+
+MEAN_OF_DEVIATION: Final = 0.8
+"""Of normally distributed errors: their mean size by the standard deviation."""
+
+
+class ReportedWorker(BaseModel):
+    """A row of ``/status`` of a worker that answers, as far as a simulation takes it."""
+
+    node_ip: str
+    device: str
+    step_time: StepTimeModel
+    num_blocks: int = Field(ge=1)
+    block_size: int = Field(ge=1)
+    block_bytes: int = Field(ge=1)
+    max_model_len: int = Field(ge=1)
+    num_threads: int
+    num_host_cores: int
+    borrows_cores: bool
+    counters: dict[str, float]
+
+    @property
+    def num_answer_tokens(self) -> float:
+        """Tokens that it has generated."""
+        return self.counters.get("num_generated_tokens", 0.0)
+
+    @property
+    def num_prompt_tokens(self) -> float:
+        """Tokens of prompts that it has computed."""
+        return self.counters.get("num_scheduled_tokens", 0.0) - self.num_answer_tokens
+
+
+def reported_calibration(name: str, workers: Sequence[ReportedWorker]) -> Calibration:
+    """A worker that is like those of the cluster that goes by ``name``. Nothing was compared: there are no errors.
+
+    Raises:
+        MachineFileError: They have computed too little to know what steps take.
+    """
+    known = [worker for worker in workers if worker.step_time.num_steps > 0]
+    most_prompt = max((worker.num_prompt_tokens for worker in known), default=0.0)
+    most_answer = max((worker.num_answer_tokens for worker in known), default=0.0)
+    if most_prompt < KNOWN_PROMPT_TOKENS or most_answer < KNOWN_ANSWER_TOKENS:
+        raise MachineFileError(
+            f"no worker of {name} has computed {KNOWN_PROMPT_TOKENS} tokens of prompts, or none {KNOWN_ANSWER_TOKENS} "
+            "tokens of answers, so that nobody knows what its steps take: let it serve some requests before"
+        )
+    first, own = known[0], _mean_step_time(known)
+    typical = CPU_HOST if first.device == "cpu" else GPU
+    num_on_host = max(Counter(worker.node_ip for worker in workers).values())
+    shares = first.borrows_cores and num_on_host > 1 and first.num_threads > 0
+    most_cores = first.num_host_cores / first.num_threads if shares else 1.0
+    machine = Machine(
+        name=name,
+        step_time=_plain(own.on(most_cores)),
+        shared_step_time=_plain(own) if shares else None,
+        workers_per_host=num_on_host if shares else 1,
+        transfer=_transfer(workers, typical.transfer),
+        router=typical.router,
+        step_noise=own.error / MEAN_OF_DEVIATION,
+        step_skew=typical.step_skew,
+        kv_bytes_per_token=max(1, first.block_bytes // first.block_size),
+        block_size=first.block_size,
+        num_blocks=min(worker.num_blocks for worker in known),
+        max_model_len=first.max_model_len,
+    )
+    origin = f"{len(known)} of {name}, by {own.num_steps} of their steps, predicted within {100 * own.error:.0f} %"
+    return Calibration(machine=machine, origin=origin)
+
+
+def _mean_step_time(workers: Sequence[ReportedWorker]) -> StepTimeModel:
+    """Prices on a worker's own cores. Who computed more of what a price is of, knows it better."""
+    models = [worker.step_time.on(1.0) for worker in workers]
+    prompts = [worker.num_prompt_tokens for worker in workers]
+    answers = [worker.num_answer_tokens for worker in workers]
+    gains = [model.core_gain for model in models if model.core_gain is not None]
+    return StepTimeModel(
+        base_s=fmean([model.base_s for model in models], answers),
+        row_s=fmean([model.row_s for model in models], answers),
+        context_token_s=fmean([model.context_token_s for model in models], answers),
+        prompt_token_s=fmean([model.prompt_token_s for model in models], prompts),
+        prompt_read_s=fmean([model.prompt_read_s for model in models], prompts),
+        error=fmean(model.error for model in models),
+        num_steps=sum(model.num_steps for model in models),
+        core_gain=fmean(gains) if gains else FIRST_CORE_GAIN,
+    )
+
+
+def _plain(model: StepTimeModel) -> StepTimeModel:
+    """The prices alone: a machine says itself on how many cores they hold."""
+    return replace(model, cores=1.0, core_gain=None)
+
+
+def _transfer(workers: Sequence[ReportedWorker], typical: TransferModel) -> TransferModel:
+    """Reads took so long on average; what bytes do not explain at a usual rate is messages on their way."""
+
+    def total(name: str) -> float:
+        return sum(worker.counters.get(name, 0.0) for worker in workers)
+
+    num_reads = total("num_transfers")
+    if num_reads < KNOWN_TRANSFERS:
+        return typical
+    mean_s = total("transfer_s") / num_reads
+    waiting_s = mean_s - typical.seconds(int(total("num_bytes") / num_reads))
+    if waiting_s > 0.0:
+        return replace(typical, latency_s=waiting_s / MESSAGES_OF_READ)
+    return replace(typical, latency_s=0.0, bytes_per_s=total("num_bytes") / total("transfer_s"))

@@ -1,0 +1,173 @@
+"""A running cluster is the calibration: what its workers report becomes the machine that is simulated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from pydantic import TypeAdapter
+
+from engine.contract.promise import NO_PROMISE, Promise
+from engine.contract.step_time import StepTimeModel
+from router.report.counters import RouterCounters
+from router.report.router_report import KnownRouter, RouterReport
+from router.report.status import cluster_status
+from simulation.cluster import simulate, virtual_cluster
+from simulation.layout import Layout, apart, elastic, unified
+from simulation.loads import LoadSpec, make_load
+from simulation.machine import CPU_CORE, CPU_HOST, GPU, Machine, MachineFileError
+from simulation.outcome import figures
+from simulation.virtual_loop import run_virtually
+from simulation.whatif.reported import ReportedWorker, reported_calibration
+
+MACHINE = replace(CPU_CORE, transfer=replace(CPU_CORE.transfer, latency_s=0.006), num_blocks=512)
+SHARED = replace(
+    MACHINE,
+    shared_step_time=MACHINE.step_time,
+    step_time=replace(MACHINE.step_time, base_s=1e-2, prompt_token_s=4.6e-4, prompt_read_s=1.2e-7),
+    workers_per_host=2,
+)
+LOAD = LoadSpec(mix="balanced", shape="steady", rates={"balanced": 2.0}, seconds=20.0)
+PROMISE = Promise(ttft_ms=2000.0, itl_ms=100.0)
+ROWS = TypeAdapter(list[ReportedWorker])
+ROUTER = KnownRouter(
+    report=RouterReport(
+        router_id="r",
+        number=1,
+        pid=1,
+        created_s=0,
+        num_alive=0,
+        num_waiting=0,
+        counters=RouterCounters(),
+        families=(),
+        departed={},
+    ),
+    state="running",
+)
+
+
+def reported_by(layout: Layout, load: LoadSpec = LOAD) -> Sequence[ReportedWorker]:
+    """What ``/status`` has of the workers of a virtual cluster that has served a load."""
+
+    async def run() -> bytes:
+        async with virtual_cluster(layout) as cluster:
+            await cluster.send(make_load(load))
+            await cluster.rest()
+            status = await cluster_status(
+                model="virtual",
+                routers=[ROUTER],
+                forgotten=RouterCounters(),
+                pools=cluster.routers[0].role_views(),
+                timeout_s=1.0,
+            )
+            return json.dumps(status["pools"]).encode()
+
+    pools = json.loads(run_virtually(run()))
+    return ROWS.validate_python([row for pool in pools.values() for row in pool])
+
+
+@pytest.mark.parametrize("layout", [apart(1, 2, MACHINE), unified(2, MACHINE)], ids=lambda layout: layout.name)
+def test_workers_report_the_machine_that_they_are(layout: Layout) -> None:
+    machine = reported_calibration("here", reported_by(layout)).machine
+
+    assert_like(machine, MACHINE, prices=("base_s", "prompt_token_s"))
+    assert machine.shared_step_time is None
+    if layout.prefill.num_workers:
+        assert machine.transfer.latency_s == pytest.approx(MACHINE.transfer.latency_s, rel=0.25)
+    assert machine.step_noise == pytest.approx(MACHINE.step_noise, rel=0.5)
+
+
+def test_workers_that_borrow_cores_are_known_alone_and_beside_each_other() -> None:
+    machine = reported_calibration("here", reported_by(elastic(2, SHARED, PROMISE))).machine
+
+    assert machine.workers_per_host == 2
+    assert_like(machine, SHARED, prices=("base_s", "prompt_token_s"))
+    assert machine.shared_step_time is not None
+    assert SHARED.shared_step_time is not None
+    for name in ("base_s", "prompt_token_s"):
+        assert getattr(machine.shared_step_time, name) == pytest.approx(
+            getattr(SHARED.shared_step_time, name), rel=0.25
+        )
+
+
+def assert_like(machine: Machine, real: Machine, *, prices: Sequence[str]) -> None:
+    for name in ("kv_bytes_per_token", "block_size", "num_blocks", "max_model_len"):
+        assert getattr(machine, name) == getattr(real, name), name
+    for name in prices:
+        found, expected = getattr(machine.step_time, name), getattr(real.step_time, name)
+        assert found == pytest.approx(expected, rel=0.25), name
+
+
+def test_a_load_is_served_as_by_the_machine_that_reported() -> None:
+    layout = unified(2, MACHINE)
+    reported = reported_calibration("here", reported_by(layout)).machine
+    load = make_load(replace(LOAD, seed=5))
+
+    real, predicted = (
+        figures(simulate(unified(2, machine), load).outcomes, PROMISE) for machine in (MACHINE, reported)
+    )
+
+    assert predicted.ttft_p50_ms == pytest.approx(real.ttft_p50_ms, rel=0.15)
+    assert predicted.itl_p50_ms == pytest.approx(real.itl_p50_ms, rel=0.15)
+
+
+def test_what_is_usual_on_such_a_device_is_taken_for_what_nobody_reports() -> None:
+    workers = reported_by(unified(2, MACHINE))
+
+    on_cpu, on_gpu = (
+        reported_calibration("here", [worker.model_copy(update={"device": device}) for worker in workers]).machine
+        for device in ("cpu", "cuda")
+    )
+
+    assert (on_cpu.transfer, on_cpu.router, on_cpu.step_skew) == (
+        CPU_HOST.transfer,
+        CPU_HOST.router,
+        CPU_HOST.step_skew,
+    )
+    assert (on_gpu.transfer, on_gpu.router, on_gpu.step_skew) == (GPU.transfer, GPU.router, GPU.step_skew)
+
+
+def test_reads_faster_than_usual_have_a_rate_of_their_own() -> None:
+    counters = {"num_transfers": 10.0, "transfer_s": 0.1, "num_bytes": 1e9}
+    workers = [
+        worker.model_copy(update={"device": "cpu", "counters": worker.counters | counters})
+        for worker in reported_by(unified(1, MACHINE))
+    ]
+
+    transfer = reported_calibration("here", workers).machine.transfer
+
+    assert transfer.bytes_per_s == pytest.approx(1e10)
+    assert transfer.latency_s == 0.0
+
+
+def test_a_calibration_says_whose_it_is() -> None:
+    found = reported_calibration("http://here:8000", reported_by(unified(2, MACHINE)))
+
+    assert found.origin.startswith("2 of http://here:8000, by ")
+    assert not found.errors
+
+
+@pytest.mark.parametrize(
+    ("counters", "step_time"),
+    [
+        ({"num_scheduled_tokens": 320.0, "num_generated_tokens": 20.0}, MACHINE.step_time),
+        ({"num_scheduled_tokens": 300.0, "num_generated_tokens": 100.0}, MACHINE.step_time),
+        ({"num_scheduled_tokens": 900.0, "num_generated_tokens": 100.0}, StepTimeModel()),
+    ],
+)
+def test_workers_that_have_done_too_little_say_nothing(counters: dict[str, float], step_time: StepTimeModel) -> None:
+    (worker,) = reported_by(unified(1, MACHINE))
+
+    with pytest.raises(MachineFileError, match=r"no worker of here has computed 256 tokens of prompts, .* requests"):
+        reported_calibration("here", [worker.model_copy(update={"counters": counters, "step_time": step_time})])
+    with pytest.raises(MachineFileError):
+        reported_calibration("here", [])
+
+
+def test_layouts_of_such_a_machine_can_be_simulated() -> None:
+    machine = reported_calibration("here", reported_by(elastic(2, SHARED, PROMISE))).machine
+
+    for layout in (elastic(2, machine, PROMISE), apart(1, 1, machine), elastic(4, machine, NO_PROMISE)):
+        assert not figures(simulate(layout, make_load(replace(LOAD, seconds=4.0))).outcomes, PROMISE).num_failed
