@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.contract.promise import Promise
@@ -72,9 +72,8 @@ def token_times(run: Run) -> list[float]:
     streamed=st.booleans(),
     is_shared=st.booleans(),
 )
-# The same examples always: of a new worker that makes more than eight decode steps in one only the last eight are
-# learnt from, so that now and then its first prices differ, and the prompts that it takes beside another.
-@settings(max_examples=40, deadline=None, derandomize=True)
+@example([(0, 2, 12, False), (121, 111, 2, False), (122, 2, 2, False)], (0, 1), 32, 128, False, False)  # first prices
+@settings(max_examples=40, deadline=None)
 def test_one_worker_of_a_kind_gives_every_token_at_the_same_time(
     requests: list[tuple[int, int, int, bool]],
     num_workers: tuple[int, int],
@@ -104,7 +103,7 @@ PROMISE = Promise(ttft_ms=400.0, itl_ms=60.0)
     [
         pytest.param(unified(4, MACHINE), 12.0, 0.06, id="unified"),
         pytest.param(apart(2, 3, MACHINE), 12.0, 0.06, id="apart"),
-        pytest.param(elastic(4, MACHINE, PROMISE), 12.0, 0.06, id="elastic"),
+        pytest.param(elastic(4, MACHINE, PROMISE), 12.0, 0.08, id="elastic"),
         # Here a choice that differs changes how fast others are: draws differ by as much.
         pytest.param(elastic(4, SHARED, PROMISE), 6.0, 0.2, id="elastic on shared hosts"),
     ],

@@ -316,10 +316,10 @@ class StepTimer:
         begun_s = max(step.scheduled_s, self._returned_s)
         seconds = now_s - begun_s
         self._returned_s, self._cores = now_s, cores
-        period_s = FIRST_PERIOD_S if self._fit.is_new or step.batch.has_prompts else NOTE_PERIOD_S
         if ends_s is not None:
-            self._note_each(step.batch, np.diff(ends_s, prepend=begun_s), cores, period_s)
+            self._note_each(step.batch, np.diff(ends_s, prepend=begun_s), cores)
             return seconds
+        period_s = FIRST_PERIOD_S if self._fit.is_new or step.batch.has_prompts else NOTE_PERIOD_S
         if self._unnoted_s >= period_s and not step.batch.decodes_often:
             self._fit.note(work_of(step.batch), seconds, cores=cores, passed_s=self._passed_s + seconds)
             self._unnoted_s, self._passed_s = 0.0, -seconds
@@ -327,23 +327,32 @@ class StepTimer:
         self._passed_s += seconds
         return seconds
 
-    def _note_each(self, batch: Batch, seconds: FloatArray, cores: float, period_s: float) -> None:
-        """Learn from several decode steps in one as if they had returned one by one, of which those that are noted last
-        would be kept. Each of them reads what the one before it added.
+    def _note_each(self, batch: Batch, seconds: FloatArray, cores: float) -> None:
+        """Learn from several decode steps in one as if they had returned one by one: of a new worker's from each that
+        would be noted, later from those of them that would be kept. Each reads what the one before it added.
         """
         num_rows, context = batch.rows.size, int(batch.ends.sum(dtype=np.int64))
         ended_s = np.cumsum(seconds)
         begun_s = ended_s - seconds
-        noted: list[int] = []
-        at = int(np.searchsorted(begun_s, period_s - self._unnoted_s))
-        while at < len(seconds):
-            noted.append(at)
-            at = max(int(np.searchsorted(begun_s, begun_s[at] + period_s)), at + 1)
-        for at in noted[-STEPS_OF_KIND:]:
+
+        def note(at: int) -> None:
             work = StepWork(num_rows, context + at * num_rows)
             passed_s = self._passed_s + float(ended_s[at])
             self._fit.note(work, float(seconds[at]), cores=cores, passed_s=passed_s)
             self._unnoted_s, self._passed_s = -float(begun_s[at]), -float(ended_s[at])
+
+        def due(period_s: float) -> int:
+            return int(np.searchsorted(begun_s, period_s - self._unnoted_s))
+
+        while self._fit.is_new and (at := due(FIRST_PERIOD_S)) < len(seconds):
+            note(at)
+        later: list[int] = []
+        at = due(NOTE_PERIOD_S)
+        while at < len(seconds) and not self._fit.is_new:
+            later.append(at)
+            at = int(np.searchsorted(begun_s, begun_s[at] + NOTE_PERIOD_S))
+        for at in later[-STEPS_OF_KIND:]:
+            note(at)
         self._unnoted_s += float(ended_s[-1])
         self._passed_s += float(ended_s[-1])
 

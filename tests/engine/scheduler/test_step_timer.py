@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,22 +24,21 @@ from tests.support.scheduler.scheduler_world import SchedulerWorld, drafts_for_w
 
 
 class Noted(StepTimeFit):
-    """Keeps what it is told."""
+    """Keeps what it is told, and is new until that are ``num_new`` steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_new: float = math.inf) -> None:
         super().__init__()
+        self.num_new = num_new
         self.steps: list[tuple[StepWork, float]] = []
         self.cores: list[float] = []
+
+    @property
+    def is_new(self) -> bool:
+        return len(self.steps) < self.num_new
 
     def note(self, work: StepWork, seconds: float, *, cores: float = 1.0, passed_s: float = 0.0) -> None:
         self.cores.append(cores)
         self.steps.append((work, seconds))
-
-
-class Experienced(Noted):
-    """Has seen many steps before."""
-
-    is_new = False
 
 
 def watched(world: SchedulerWorld, fit: Noted | None = None) -> list[tuple[StepWork, float]]:
@@ -92,7 +92,7 @@ def test_verified_drafts_count_as_rows_that_read_their_context_once() -> None:
     world.complete_step()
 
 
-@pytest.mark.parametrize(("fit", "period_s"), [(Noted(), FIRST_PERIOD_S), (Experienced(), NOTE_PERIOD_S)])
+@pytest.mark.parametrize(("fit", "period_s"), [(Noted(), FIRST_PERIOD_S), (Noted(num_new=0), NOTE_PERIOD_S)])
 def test_of_short_steps_only_some_are_learnt_from(fit: Noted, period_s: float) -> None:
     world = SchedulerWorld(make_config(), num_blocks=64, max_model_len=200)
     steps = watched(world, fit)
@@ -108,7 +108,7 @@ def test_of_short_steps_only_some_are_learnt_from(fit: Noted, period_s: float) -
 
 def test_steps_with_prompts_are_learnt_from_however_soon_they_come() -> None:
     world = SchedulerWorld(make_config(), num_blocks=64)
-    steps = watched(world, Experienced())
+    steps = watched(world, Noted(num_new=0))
 
     for name in "abc":
         world.add(make_request(name, 6, max_tokens=1))
@@ -122,12 +122,12 @@ def test_steps_with_prompts_are_learnt_from_however_soon_they_come() -> None:
 @given(
     # Of such times no sum is the period itself, where rounding would decide.
     seconds=st.lists(st.sampled_from([0.0021, 0.0113, 0.0307, 0.0611, 0.203]), min_size=2, max_size=80),
-    fit=st.sampled_from([Noted, Experienced]),
+    num_new=st.sampled_from([0, 1, 24, 100]),
 )
 def test_several_decode_steps_in_one_are_learnt_from_as_if_they_came_one_by_one(
-    seconds: Sequence[float], fit: type[Noted]
+    seconds: Sequence[float], num_new: int
 ) -> None:
-    """But for those that later ones of their kind would replace."""
+    """But for those that later ones of their kind would replace, when the worker is no longer new."""
     kinds = []
     for num_at_once in (1, len(seconds)):
         config = make_config(max_decode_steps=num_at_once, cuts_decode_steps=True, budget=2 * len(seconds) + 64)
@@ -135,7 +135,7 @@ def test_several_decode_steps_in_one_are_learnt_from_as_if_they_came_one_by_one(
         for name in "ab":
             world.add(make_request(name, 6, max_tokens=len(seconds) + 1, ignore_eos=True))
         world.step()
-        noted = fit()
+        noted = Noted(num_new)
         timer = StepTimer(clock=lambda world=world: world.now_s, fit=noted)
         for at in range(0, len(seconds), num_at_once):
             world.schedule()
@@ -146,7 +146,7 @@ def test_several_decode_steps_in_one_are_learnt_from_as_if_they_came_one_by_one(
         kinds.append([(*work, pytest.approx(step_s)) for work, step_s in noted.steps])
 
     single, at_once = kinds
-    assert at_once == single[-STEPS_OF_KIND:]
+    assert at_once == single[:num_new] + single[num_new:][-STEPS_OF_KIND:]
 
 
 def test_a_load_report_tells_what_steps_take() -> None:
