@@ -4,9 +4,11 @@
     python -m benchmarks.whatif_check --measure checked.jsonl --loads 'low/*' 'mid/*' 'high/*' --seconds 40
     python -m benchmarks.whatif_check --fit fitted.jsonl --save calibration.json
     python -m benchmarks.whatif_check --compare checked.jsonl --calibration calibration.json --json rows.json
+    python -m benchmarks.whatif_check --compare checked.jsonl --calibration reported --json rows.json
 
 The layouts have two threads in all: ``apart:1+1`` and ``unified:2``, of a random Llama of 125 M parameters. ``--fit``
-fits a machine to the runs of three loads, ``--compare`` simulates the requests of others at their times. A row
+fits a machine to the runs of three loads, ``--compare`` simulates the requests of others at their times, by a
+calibration or by what each run's workers reported of themselves when it had ended. A row
 ``<figure>/<layout>/<load>`` is the error in percent, with what was ``predicted`` and ``measured``; ``.../mean`` and
 ``.../worst`` are of all of them, by their size. ``--save`` with ``--compare`` writes the calibration with its errors.
 """
@@ -34,6 +36,9 @@ from simulation.machine import CPU_HOST, Machine, MachineFileError
 from simulation.outcome import figures
 from simulation.whatif.calibration import FIGURES, Calibration, FigureError, find_calibration
 
+REPORTED = "reported"
+"""The calibration that each run's workers reported of themselves."""
+
 
 def cases_named(patterns: Sequence[str]) -> list[Case]:
     """The cases whose names fit any of some patterns.
@@ -47,12 +52,20 @@ def cases_named(patterns: Sequence[str]) -> list[Case]:
     return found
 
 
-def error_rows(runs: Sequence[Measured], machine: Machine, promise: Promise) -> list[Row]:
-    """Each figure of each run beside what is predicted of the same requests; then mean and worst of all."""
+def error_rows(runs: Sequence[Measured], machine: Machine | None, promise: Promise) -> list[Row]:
+    """Each figure of each run beside what is predicted of the same requests; then mean and worst of all. Without a
+    machine by that of each run.
+
+    Raises:
+        SystemExit: A run has none.
+    """
     rows: list[Row] = []
     for run in runs:
+        own = machine or run.reported
+        if own is None:
+            raise SystemExit(f"{run.layout}, {run.case}: nothing was reported there; measure it anew")
         real = figures(run.outcomes, promise).values()
-        virtual = figures(predicted(run, machine), promise).values()
+        virtual = figures(predicted(run, own), promise).values()
         for figure in FIGURES:
             error = 100 * (virtual[figure] / real[figure] - 1) if real[figure] else float("nan")
             detail: dict[str, float | str] = {"predicted": virtual[figure], "measured": real[figure], "error": error}
@@ -93,7 +106,9 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS, help="with --measure")
     parser.add_argument("--seconds", type=positive, default=30.0, help="with --measure: of each load")
     parser.add_argument(
-        "--calibration", default=CPU_HOST.name, help="with --fit or --compare: as `baton whatif` reads it"
+        "--calibration",
+        default=CPU_HOST.name,
+        help="with --fit or --compare: as `baton whatif` reads it; with --compare also 'reported'",
     )
     parser.add_argument("--ttft-limit-ms", type=positive, default=2000.0)
     parser.add_argument("--itl-limit-ms", type=positive, default=100.0)
@@ -102,19 +117,21 @@ def main() -> None:
     args = parser.parse_args()
     if sum(bool(part) for part in (args.measure, args.fit, args.compare)) != 1:
         parser.error("give one of --measure, --fit and --compare")
+    if args.calibration == REPORTED and (args.fit or args.save is not None):
+        parser.error(f"--calibration {REPORTED} is for --compare, without --save: each run has its own")
     if args.measure is not None:
         measure_all(args.measure, args)
         return
     try:
-        machine = find_calibration(args.calibration).machine
+        machine = None if args.calibration == REPORTED else find_calibration(args.calibration).machine
     except MachineFileError as error:
         raise SystemExit(f"--calibration: {error}") from error
     promise = Promise(ttft_ms=args.ttft_limit_ms, itl_ms=args.itl_limit_ms)
     runs = read(args.fit or args.compare)
-    if args.fit:
+    if machine is not None and args.fit:
         machine = fit_machine(machine, runs)
     rows = error_rows(runs, machine, promise)
-    if args.save is not None:
+    if machine is not None and args.save is not None:
         (Calibration(machine=machine) if args.fit else calibration_of(machine, rows)).save(args.save)
     publish(rows, packages=("numpy",), json_file=args.json, title="predictions beside real runs")
 

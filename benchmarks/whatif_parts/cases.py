@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from simulation.loads import Arrival, LoadSpec, Shape, make_load
+from simulation.machine import Machine
 from simulation.outcome import Outcome
 
 APART, UNIFIED = "apart:1+1", "unified:2"
@@ -52,12 +53,13 @@ CASES = {case.name: case for case in (*FITTED, *CHECKED)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a case's requests really got from a layout."""
+    """What a case's requests really got from a layout, and what its workers reported of themselves behind it."""
 
     layout: str
     case: str
     seconds: float
     outcomes: Sequence[Outcome]
+    reported: Machine | None = None
 
 
 _MEASURED = TypeAdapter(Measured)

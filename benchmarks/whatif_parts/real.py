@@ -15,9 +15,11 @@ from benchmarks.disagg_parts.cells import outcome_of, over_http
 from benchmarks.load import send_all
 from benchmarks.served import served_cluster
 from benchmarks.whatif_parts.cases import APART, UNIFIED, Case, Measured
+from cluster.commands.clients.recorded import reported_workers
 from simulation.layout import EVERY_PROMPT
 from simulation.loads import LoadSpec, make_load
 from simulation.machine import CPU_CORE
+from simulation.whatif.reported import reported_calibration
 
 THREAD = {"num_threads": 1}
 SETTINGS: dict[str, dict[str, object]] = {
@@ -54,4 +56,5 @@ def measure(layout: str, cases: Sequence[Case], model: Path, *, seconds: float) 
                     raise SystemExit(f"{layout}, {case.name}: {len(failed)} requests failed; the first: {failed[0]}")
                 took_s = time.perf_counter() - began_s
                 print(f"{layout} {case.name}: {len(outcomes)} requests in {took_s:.1f} s", flush=True)
-                yield Measured(layout=layout, case=case.name, seconds=seconds, outcomes=outcomes)
+                reported = reported_calibration(url, reported_workers(url)).machine
+                yield Measured(layout=layout, case=case.name, seconds=seconds, outcomes=outcomes, reported=reported)

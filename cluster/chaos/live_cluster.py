@@ -116,8 +116,8 @@ class LiveCluster:
         await asyncio.to_thread(psutil.wait_procs, processes, NODE_END_S)
         return lost
 
-    async def kill_proxies(self) -> list[psutil.Process]:
-        """Kill what listens on the API's port: Serve's proxies of this machine, or HAProxy.
+    async def proxies(self) -> list[psutil.Process]:
+        """What listens on the API's port: Serve's proxies of this machine, or HAProxy.
 
         Raises:
             ScenarioError: Nothing of the cluster's does, on this machine; or the routers do themselves.
@@ -126,7 +126,7 @@ class LiveCluster:
         status = await self.status()
         # Of all roles: a proxy may be on a node without a router.
         rows = [row for role in MEMBERS for row in members(status, role)]
-        # In a thread: it takes a while, and the load must go on, or nothing would be open when they are killed.
+        # In a thread: it takes a while, and the load must go on.
         listening = await asyncio.to_thread(listening_beside, rows, port)
         if not listening:
             raise ScenarioError(f"no process of the cluster listens on port {port} of this machine: run this there")
@@ -135,9 +135,6 @@ class LiveCluster:
             raise ScenarioError(
                 "kill_proxy: there is none, the routers listen themselves (`http_proxy: none`): use kill"
             )
-        for process in listening:
-            process.kill()
-        await asyncio.to_thread(psutil.wait_procs, listening, NODE_END_S)
         return listening
 
     async def drain(self, row: Row) -> None:

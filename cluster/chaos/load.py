@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import random
 import time
 from dataclasses import dataclass, field
@@ -86,6 +87,8 @@ class LoadRun:
         self._tasks: list[asyncio.Task[None]] = []
         self.answers: list[Answer] = []
         self.num_tokens = 0
+        self.newest_begun_s = -math.inf
+        """When the newest request was sent of those that have their first token."""
         self.is_proxy_away = False
         """Whether connections may be refused now: then nothing was accepted, and the client comes again."""
 
@@ -185,6 +188,7 @@ class LoadRun:
             answer.error = json.dumps(event["error"])
             return
         answer.event_times_s.append(time.monotonic())
+        self.newest_begun_s = max(self.newest_begun_s, answer.started_s)
         choices = event.get("choices")
         assert isinstance(choices, list)
         for choice in choices:

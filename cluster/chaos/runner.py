@@ -12,7 +12,17 @@ from typing import Any
 import httpx
 import psutil
 
-from cluster.chaos.live_cluster import PARTITION, LiveCluster, Row, is_whole, leaks_of, members, name_of, running_of
+from cluster.chaos.live_cluster import (
+    NODE_END_S,
+    PARTITION,
+    LiveCluster,
+    Row,
+    is_whole,
+    leaks_of,
+    members,
+    name_of,
+    running_of,
+)
 from cluster.chaos.load import LoadRun, make_asks
 from cluster.chaos.report import ChaosReport, FaultRecord, ProxyLoss, RouterLoss
 from cluster.chaos.scenario import MEMBERS, Choice, Command, Scenario, ScenarioError, Step
@@ -172,10 +182,14 @@ class ChaosRunner:
         return f"kill the node of {choice.role} {names(rows[:1])}"
 
     async def _kill_proxy(self, timeout_s: float, cluster: LiveCluster, load: LoadRun) -> str:
+        proxies = await cluster.proxies()
+        await self._wait_for_new_stream(load)  # what was open when they were looked for may be complete, unread
         asked_s = time.monotonic()
         load.is_proxy_away = True
         try:
-            killed = await cluster.kill_proxies()
+            for process in proxies:
+                process.kill()
+            await asyncio.to_thread(psutil.wait_procs, proxies, NODE_END_S)
             while not await self._answers(cluster):
                 if time.monotonic() - asked_s > timeout_s:
                     raise ScenarioError(f"the API did not answer within {timeout_s:g} s after its proxy was killed")
@@ -185,7 +199,7 @@ class ChaosRunner:
         back_s = time.monotonic()
         if self._scenario.checks.lost_with_router:
             self._losses.append(ProxyLoss(asked_s=asked_s, back_s=back_s))
-        pids = ", ".join(str(process.pid) for process in killed)
+        pids = ", ".join(str(process.pid) for process in proxies)
         return f"SIGKILL proxy (pid {pids}), which answers again after {back_s - asked_s:.1f} s"
 
     @staticmethod
@@ -264,6 +278,15 @@ class ChaosRunner:
             if time.monotonic() > deadline_s:
                 raise ScenarioError(f"the streams did not get {num_tokens} tokens within {TOKENS_TIMEOUT_S:g} s")
             await asyncio.sleep(POLL_PERIOD_S / 4)
+
+    @staticmethod
+    async def _wait_for_new_stream(load: LoadRun) -> None:
+        """Until a request that is sent from now on has its first token."""
+        now_s = time.monotonic()
+        while load.newest_begun_s < now_s:
+            if time.monotonic() > now_s + TOKENS_TIMEOUT_S:
+                raise ScenarioError(f"no request began and got a token within {TOKENS_TIMEOUT_S:g} s")
+            await asyncio.sleep(POLL_PERIOD_S / 10)
 
     async def _clean_up(self, cluster: LiveCluster, load: LoadRun) -> None:
         """Leave nothing behind: no stopped process, no fault, no stream."""
