@@ -292,6 +292,7 @@ def queues_of(replicas: Sequence[Replica]) -> dict[str, PromptQueue]:
     return {
         replica.replica_id: PromptQueue(
             num_tokens=replica.queued_tokens,
+            num_late_tokens=replica.load.deferred_prefill_tokens,
             step_time=replica.load.step_time,
             may_take=not (replica.is_idle and _lends_on(replica) and _lends_on(replica) in busy_hosts),
         )

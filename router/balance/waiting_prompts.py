@@ -22,19 +22,32 @@ other one, the prompt included, and ``LEAST_GAIN_S`` more: what is predicted is 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptQueue:
-    """The prompt tokens that a worker has still to compute, those whose promise is lost included.
+    """The prompt tokens that a worker has still to compute. ``num_late_tokens`` of them are of prompts that wait and
+    whose promise is lost: those that are in time pass them.
 
     ``may_take``: more may come. Not to a worker with whose cores another one computes now.
     """
 
     num_tokens: float
     step_time: StepTimeModel
+    num_late_tokens: float = 0.0
     may_take: bool = True
 
-    def seconds(self, num_more: float = 0.0, *, length: float) -> float:
-        """Until they are computed, and so many more; all of prompts of this length."""
+    def seconds(self, num_more: float = 0.0, *, length: float, passes_late: bool = False) -> float:
+        """Until they are computed, or those that nobody in time passes, and so many more; all of prompts of this
+        length."""
         model = self.step_time
-        return (model.prompt_token_s + model.prompt_read_s * length / 2.0) * (self.num_tokens + num_more)
+        num_tokens = self.num_tokens - self.num_late_tokens if passes_late else self.num_tokens
+        return (model.prompt_token_s + model.prompt_read_s * length / 2.0) * (max(num_tokens, 0.0) + num_more)
+
+    def without(self, num_tokens: float, *, is_late: bool) -> PromptQueue:
+        """It when a prompt of so many has left."""
+        num_late = self.num_late_tokens - num_tokens if is_late else self.num_late_tokens
+        return replace(self, num_tokens=max(self.num_tokens - num_tokens, 0.0), num_late_tokens=max(num_late, 0.0))
+
+    def with_more(self, num_tokens: float) -> PromptQueue:
+        """It when a prompt of so many has come. Nobody passes a late one where nothing waits: it begins at once."""
+        return replace(self, num_tokens=self.num_tokens + num_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +70,11 @@ class WaitingPrompt:
     def is_late(self) -> bool:
         """True when its promise is lost: others pass it."""
         return self.left_s is not None and self.left_s <= 0.0
+
+    @property
+    def is_in_time(self) -> bool:
+        """True when its promise can be kept: it passes those that are late."""
+        return self.left_s is not None and self.left_s > 0.0
 
     def has_time(self, seconds: float) -> bool:
         """True when its promise is kept though it waits for so long."""
@@ -89,9 +107,8 @@ def plan_prompt_moves(
         target = _target(queues, prompt)
         if target is None:
             continue
-        for name, sign in ((source, -1), (target, 1)):
-            num_tokens = max(queues[name].num_tokens + sign * prompt.tokens_at(name), 0.0)
-            queues[name] = replace(queues[name], num_tokens=num_tokens)
+        queues[source] = queues[source].without(prompt.tokens_at(source), is_late=prompt.is_late)
+        queues[target] = queues[target].with_more(prompt.tokens_at(target))
         move = PlannedMove(request_id=prompt.request_id, source=source, target=target, reason=MoveReason.QUEUE)
         moves.append(move)
     return moves
@@ -101,12 +118,12 @@ def _target(queues: Mapping[str, PromptQueue], prompt: WaitingPrompt) -> str | N
     """The worker that would end a prompt soonest, with all that is ahead of it; None: hardly sooner than its own."""
     source, length = prompt.replica_id, prompt.num_tokens
     ends_s = {
-        name: queue.seconds(prompt.tokens_at(name), length=length)
+        name: queue.seconds(prompt.tokens_at(name), length=length, passes_late=prompt.is_in_time)
         for name, queue in queues.items()
         if queue.may_take and name not in (source, prompt.avoided)
     }
     target = min(ends_s, key=lambda name: (ends_s[name], name), default=None)
-    here_s = queues[source].seconds(length=length)
+    here_s = queues[source].seconds(length=length, passes_late=prompt.is_in_time)
     if target is None or prompt.has_time(here_s) or here_s < MARGIN * ends_s[target] + LEAST_GAIN_S:
         return None
     return target

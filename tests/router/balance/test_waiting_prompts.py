@@ -29,8 +29,10 @@ MODEL = StepTimeModel(base_s=0.01, prompt_token_s=0.001, error=0.05, num_steps=1
 ELASTIC = RouterSettings(roles="elastic")
 
 
-def queue(num_tokens: float, *, may_take: bool = True, model: StepTimeModel = MODEL) -> PromptQueue:
-    return PromptQueue(num_tokens=num_tokens, step_time=model, may_take=may_take)
+def queue(
+    num_tokens: float, *, num_late: float = 0.0, may_take: bool = True, model: StepTimeModel = MODEL
+) -> PromptQueue:
+    return PromptQueue(num_tokens=num_tokens, step_time=model, num_late_tokens=num_late, may_take=may_take)
 
 
 def waiting(
@@ -87,6 +89,32 @@ def test_those_that_are_in_time_where_they_are_stay() -> None:
     assert planned(queues, waiting("a", "busy", left_s=1.9)) == [("a", "busy", "idle")]
 
 
+def test_those_that_pass_the_late_ones_in_time_stay() -> None:
+    """An idle worker is there for those who come, and for the late ones."""
+    queues = {"busy": queue(3000, num_late=2500), "idle": queue(0)}
+
+    assert planned(queues, waiting("in time", "busy", left_s=1.0)) == []
+    assert planned(queues, waiting("late", "busy", left_s=-1.0)) == [("late", "busy", "idle")]
+    nobody_late = {**queues, "busy": queue(3000)}
+    assert planned(nobody_late, waiting("in time", "busy", left_s=1.0)) == [("in time", "busy", "idle")]
+
+
+def test_late_ones_that_wait_elsewhere_are_passed_there() -> None:
+    queues = {"busy": queue(3000), "passed": queue(2000, num_late=2000), "half": queue(800)}
+
+    assert planned(queues, waiting("in time", "busy", left_s=1.0)) == [("in time", "busy", "passed")]
+    assert planned(queues, waiting("late", "busy", left_s=-1.0)) == [("late", "busy", "half")]
+
+
+def test_what_leaves_and_what_comes_counts_in_the_next_move() -> None:
+    """One that is late begins at once where nothing waits: nobody passes it there."""
+    queues = {"busy": queue(4000, num_late=1000), "idle": queue(0)}
+    prompts = [waiting("late", "busy", 1000, left_s=-1.0), waiting("in time", "busy", 100, left_s=1.0)]
+
+    assert planned(queues, *prompts) == [("late", "busy", "idle"), ("in time", "busy", "idle")]
+    assert planned({**queues, "other": queue(200)}, *prompts)[1] == ("in time", "busy", "other")
+
+
 def test_nobody_is_moved_to_who_lends_its_cores_or_is_not_known() -> None:
     queues = {"busy": queue(5000), "lends": queue(0, may_take=False), "new": queue(0, model=UNKNOWN_STEP_TIME)}
 
@@ -104,10 +132,14 @@ MAX_ROUNDS = 40
         st.tuples(st.sampled_from(NAMES), st.integers(1, 3000), st.sampled_from([None, -1.0, 0.5, 5.0])), max_size=20
     ),
     others=st.fixed_dictionaries({name: st.integers(0, 5000) for name in NAMES}),
+    are_late=st.fixed_dictionaries({name: st.booleans() for name in NAMES}),
     num_moves=st.integers(0, 8),
 )
 def test_every_move_ends_its_prompt_sooner_and_they_come_to_rest(
-    lengths: list[tuple[str, int, float | None]], others: dict[str, int], num_moves: int
+    lengths: list[tuple[str, int, float | None]],
+    others: dict[str, int],
+    are_late: dict[str, bool],
+    num_moves: int,
 ) -> None:
     prompts = {
         f"p{number}": waiting(f"p{number}", at, num_tokens, left_s=left_s, since_s=number)
@@ -119,15 +151,20 @@ def test_every_move_ends_its_prompt_sooner_and_they_come_to_rest(
     }
 
     for _ in range(MAX_ROUNDS):
-        queues = {name: queue(number) for name, number in tokens.items()}
+        late = {name: others[name] if are_late[name] else 0 for name in NAMES}
+        for prompt in prompts.values():
+            late[prompt.replica_id] += prompt.num_tokens if prompt.is_late else 0
+        queues = {name: queue(number, num_late=late[name]) for name, number in tokens.items()}
         moves = planned(queues, *prompts.values(), num_moves=num_moves)
         assert len(moves) == len({name for name, *_ in moves}) <= num_moves
         for name, source, target in moves:
             num_tokens = prompts[name].num_tokens
             assert prompts[name].replica_id == source != target
-            assert tokens[source] * MODEL.prompt_token_s >= (
-                MARGIN * (tokens[target] + num_tokens) * MODEL.prompt_token_s + LEAST_GAIN_S
+            passed = late if prompts[name].is_in_time else dict.fromkeys(NAMES, 0)
+            assert (tokens[source] - passed[source]) * MODEL.prompt_token_s >= (
+                MARGIN * (tokens[target] - passed[target] + num_tokens) * MODEL.prompt_token_s + LEAST_GAIN_S
             )
+            late[source] -= num_tokens if prompts[name].is_late else 0
             tokens[source] -= num_tokens
             tokens[target] += num_tokens
             prompts[name] = replace(prompts[name], replica_id=target)

@@ -18,7 +18,7 @@ LONGEST = (
     ROOT / "tests" / "e2e" / "test_commands_on_one_ray.py",
     ROOT / "tests" / "e2e" / "test_scaling.py",
     ROOT / "tests" / "e2e" / "test_front_proxy.py",
-    ROOT / "tests" / "parity",
+    ROOT / "tests" / "parity" / "test_parity.py",
     ROOT / "tests" / "engine" / "scheduler" / "test_scheduler_machine.py",
     ROOT / "tests" / "integration" / "test_same_bits_compiled_or_loaded.py",
 )
