@@ -34,8 +34,9 @@ class PromptQueue:
     may_take: bool = True
 
     def seconds(self, num_more: float = 0.0, *, length: float, passes_late: bool = False) -> float:
-        """Until they are computed, or those that nobody in time passes, and so many more; all of prompts of this
-        length."""
+        """The time to compute them and so many more, all of prompts of this length. ``passes_late``: without those that
+        are late.
+        """
         model = self.step_time
         num_tokens = self.num_tokens - self.num_late_tokens if passes_late else self.num_tokens
         return (model.prompt_token_s + model.prompt_read_s * length / 2.0) * (max(num_tokens, 0.0) + num_more)
