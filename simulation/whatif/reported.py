@@ -12,14 +12,13 @@ from pydantic import BaseModel, Field
 
 from engine.contract.step_time import FIRST_CORE_GAIN, StepTimeModel
 from router.pool.replica import KNOWN_PROMPT_TOKENS
+from router.scaling.group import MIN_STREAM_TOKENS
 from simulation.machine import CPU_HOST, GPU, Machine, MachineFileError, TransferModel
 from simulation.whatif.calibration import Calibration
 
-KNOWN_ANSWER_TOKENS: Final = 64
-"""A worker that generated fewer says nothing of what a token of an answer costs, and of fewer than
-``KNOWN_PROMPT_TOKENS`` of prompts nothing of those."""
-
 KNOWN_TRANSFERS: Final = 8
+"""Fewer reads of KV say nothing of how long one takes."""
+
 MESSAGES_OF_READ: Final = 3
 """Times that a message is on its way in a read of KV: to ask, to say that all was read, and to hear that it counts."""
 
@@ -62,9 +61,9 @@ def reported_calibration(name: str, workers: Sequence[ReportedWorker]) -> Calibr
     known = [worker for worker in workers if worker.step_time.num_steps > 0]
     most_prompt = max((worker.num_prompt_tokens for worker in known), default=0.0)
     most_answer = max((worker.num_answer_tokens for worker in known), default=0.0)
-    if most_prompt < KNOWN_PROMPT_TOKENS or most_answer < KNOWN_ANSWER_TOKENS:
+    if most_prompt < KNOWN_PROMPT_TOKENS or most_answer < MIN_STREAM_TOKENS:
         raise MachineFileError(
-            f"no worker of {name} has computed {KNOWN_PROMPT_TOKENS} tokens of prompts, or none {KNOWN_ANSWER_TOKENS} "
+            f"no worker of {name} has computed {KNOWN_PROMPT_TOKENS} tokens of prompts, or none {MIN_STREAM_TOKENS} "
             "tokens of answers, so that nobody knows what its steps take: let it serve some requests before"
         )
     first, own = known[0], _mean_step_time(known)
