@@ -12,6 +12,10 @@ import torch
 
 TIMEOUT_S = 200.0
 
+ENVIRONMENT = {"TRITON_INTERPRET": "1", "OPENBLAS_CORETYPE": "Nehalem"}
+"""The interpreter multiplies tiles by numpy, whose kernels for some CPUs (Haswell's, which Zen 5 gets) sum a row up by
+where it stands in its matrix. GPUs do not, nor does this one, which every x86-64 CPU runs."""
+
 
 def interpret(module: str, cases: Sequence[object], directory: Path) -> list[torch.Tensor]:
     """What ``python -m MODULE QUESTIONS ANSWERS`` says of cases: it reads them from one file, and writes the other."""
@@ -19,7 +23,7 @@ def interpret(module: str, cases: Sequence[object], directory: Path) -> list[tor
     torch.save(cases, questions)
     subprocess.run(
         [sys.executable, "-m", module, str(questions), str(answers)],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
+        env=os.environ | ENVIRONMENT,
         timeout=TIMEOUT_S,
         check=True,
     )
