@@ -163,7 +163,7 @@ class _NobodyToMeet:
 
 def make_agent(name: str, transport: TransportChoice) -> NixlAgent:
     """A bare agent."""
-    return NixlAgent(name, local_memory=MemoryKind.DRAM if transport == "local" else None)
+    return NixlAgent(name, memory=MemoryKind.DRAM, is_local=transport == "local")
 
 
 def _serve(pipe: Connection, shape: BlockShape, transport: TransportChoice) -> None:

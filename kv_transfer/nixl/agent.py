@@ -36,7 +36,7 @@ with _own_logging():
 
 from kv_transfer.errors import KVTransferError  # noqa: E402
 from kv_transfer.layout import MemoryKind  # noqa: E402
-from kv_transfer.nixl.ucx_access import local_ucx  # noqa: E402
+from kv_transfer.nixl.ucx_access import local_ucx, network_ucx  # noqa: E402
 from kv_transfer.nixl.wakeup_sockets import drop_empty_wakeups  # noqa: E402
 from kv_transfer.transport import ReadState  # noqa: E402
 
@@ -75,8 +75,8 @@ class NixlAgent:
     Methods raise one of ``NIXL_ERRORS`` when NIXL refuses, and when a connection is broken.
     """
 
-    def __init__(self, name: str, *, local_memory: MemoryKind | None = None) -> None:
-        """``local_memory``: reach only processes of this user on this machine, whose memory is of that kind."""
+    def __init__(self, name: str, *, memory: MemoryKind, is_local: bool = False) -> None:
+        """memory: what will be registered. is_local: reach only processes of this user on this machine."""
         config = bindings.nixlAgentConfig()
         config.useProgThread = True
         config.useListenThread = False
@@ -86,12 +86,13 @@ class NixlAgent:
         plugins = self._agent.getAvailPlugins()
         if "UCX" not in plugins:
             raise KVTransferError(f"NIXL has no UCX plugin here; it has {', '.join(plugins)}")
-        if local_memory is None:
-            self._agent.createBackend("UCX", {})
-        else:
+        if is_local:
             # UCX makes no connection over shared memory alone where it has to report that a peer died.
-            with local_ucx(local_memory):
+            with local_ucx(memory):
                 self._agent.createBackend("UCX", {"ucx_error_handling_mode": "none"})
+        else:
+            with network_ucx(memory):
+                self._agent.createBackend("UCX", {})
         drop_empty_wakeups()
         self._registered: list[Any] = []
 

@@ -75,7 +75,7 @@ class NixlTransport:
         self._thread_in_device: int | None = None
         self._enter_device()
         name = f"{identity.engine_id}/{identity.incarnation}"
-        agent = NixlAgent(name, local_memory=region.memory if is_local else None)
+        agent = NixlAgent(name, memory=region.memory, is_local=is_local)
         try:
             agent.register(
                 address=region.base_address,

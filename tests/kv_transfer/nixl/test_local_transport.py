@@ -136,6 +136,7 @@ def test_the_environment_is_as_before_when_the_agent_is_made(monkeypatch: pytest
     assert inside == {
         "UCX_TLS": "posix,cma,cuda,self",
         "UCX_POSIX_USE_PROC_LINK": "y",
+        "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on",
         "UCX_LOG_LEVEL": "error",
     }
     assert dict(os.environ) == before

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from kv_transfer.nixl.ucx_access import VARIABLE, choose_net_devices, confine_ucx, rdma_ports
+from kv_transfer.layout import MemoryKind
+from kv_transfer.nixl.ucx_access import VARIABLE, choose_net_devices, confine_ucx, network_ucx, rdma_ports
 
 
 def make_port(folder: Path, device: str, port: int, state: str) -> None:
@@ -37,3 +39,18 @@ def test_what_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UCX_TLS", raising=False)
 
     assert confine_ucx("127.0.0.1") == "UCX transports any, devices mlx5_7:1"
+
+
+@pytest.mark.parametrize("memory", MemoryKind)
+def test_agents_of_the_network_get_what_makes_reads_fast_unless_it_is_set(
+    memory: MemoryKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TCP_RX_SEG_SIZE", "64k")
+    before = dict(os.environ)
+
+    with network_ucx(memory):
+        added = dict(set(os.environ.items()) - set(before.items()))
+
+    of_gpus = {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"} if memory is MemoryKind.VRAM else {}
+    assert added == {"UCX_TCP_TX_SEG_SIZE": "512k"} | of_gpus
+    assert dict(os.environ) == before
