@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu --json benchmarks/results/gpu.json
 
-A random Llama of 8 B parameters in bfloat16 (``--shape``), written to ``--directory`` first. Rows:
+A random Llama of 8 B parameters in bfloat16 (``--shape``), written first. Rows:
 
 ``ceiling/memory`` and ``ceiling/matmul``: measured in this run. ``decode/<batch>`` in tokens/s after prompts of 128
 tokens; ``decode_share/<batch>``: the bytes that its steps must read, of what the memory could give in that time.
@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from benchmarks.arguments import count
 from benchmarks.gpu_parts.ceilings import matmul_flops_per_s, memory_bytes_per_s
 from benchmarks.gpu_parts.engine import MAX_BATCH, EngineBench, Settings
 from benchmarks.gpu_parts.hand_over import HandOver, Meeting, hand_over, nixl_builder, prefilling
-from benchmarks.gpu_parts.shape import SHAPES, LlamaShape, write_llama
+from benchmarks.gpu_parts.shape import SHAPES, LlamaShape, llama_directory
 from benchmarks.report import Row, add_json_option, publish
 
 DECODE_PROMPT_TOKENS = 128
@@ -111,7 +110,6 @@ class Run:
         sizes = {"num_bytes": 4 << 30, "size": 8192} if is_gpu else {"num_bytes": 1 << 24, "size": 128}
         ceilings = Ceilings.measure(device, **sizes)
         self.rows += ceilings.rows(torch.cuda.get_device_name(device) if is_gpu else "cpu")
-        write_llama(self._settings.directory, self._shape, device)
         meeting = Meeting()
         bench = EngineBench(
             self._settings, nixl_builder("decode", meeting) if "hand_over" in self._args.parts else None
@@ -203,7 +201,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default=["decode", "prefill", "hand_over"],
         help="in this order",
     )
-    parser.add_argument("--directory", type=Path, help="where the model is written, 16 GB; a temporary one by default")
+    parser.add_argument("--model", type=Path, help="a directory for the model, 16 GB, kept for the next run")
     add_json_option(parser)
     return parser.parse_args(arguments)
 
@@ -211,10 +209,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Parse, measure, print; 1 if a part failed."""
     args = parse(arguments)
-    with tempfile.TemporaryDirectory(dir=args.directory) as directory:
-        settings = Settings(
-            directory=Path(directory), shape=SHAPES[args.shape], device=args.device, block_size=args.block_size
-        )
+    shape = SHAPES[args.shape]
+    with llama_directory(shape, torch.device(args.device), kept=args.model) as directory:
+        settings = Settings(directory=directory, shape=shape, device=args.device, block_size=args.block_size)
         run = Run(args, settings)
         try:
             run.measure()

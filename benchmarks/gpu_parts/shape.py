@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
+from engine.model.builtin import builtin_model_dir
 from engine.model.weights.shards import INDEX_FILE
 
 WEIGHT_STD = 0.02
@@ -76,9 +81,24 @@ SHAPES = {
 }
 
 
+@contextmanager
+def llama_directory(shape: LlamaShape, device: torch.device, *, kept: Path | None) -> Iterator[Path]:
+    """The model's directory: ``kept``, where it is written if it is not there, or a temporary one."""
+    if kept is None:
+        with tempfile.TemporaryDirectory() as folder:
+            write_llama(Path(folder), shape, device)
+            yield Path(folder)
+        return
+    if not (kept / INDEX_FILE).exists():
+        kept.mkdir(parents=True, exist_ok=True)
+        write_llama(kept, shape, device)
+    yield kept
+
+
 def write_llama(directory: Path, shape: LlamaShape, device: torch.device) -> None:
     """Write a Hugging Face directory, a file for each layer. All layers have the same weights: drawing 8 B takes time,
-    and how long a product takes depends on what kind of numbers it multiplies, not on which.
+    and how long a product takes depends on what kind of numbers it multiplies, not on which. Any tokenizer will do:
+    prompts and answers are token ids.
     """
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -109,7 +129,11 @@ def write_llama(directory: Path, shape: LlamaShape, device: torch.device) -> Non
         "model.norm.weight": torch.ones(shape.hidden_size, dtype=torch.bfloat16),
     }
     _write(directory / "rest.safetensors", rest, files)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(builtin_model_dir() / name, directory)
     (directory / INDEX_FILE).write_text(json.dumps({"weight_map": files}))
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _write(file: Path, tensors: dict[str, torch.Tensor], files: dict[str, str]) -> None:

@@ -187,7 +187,19 @@ class CUDAPlan:
     ) -> torch.Tensor:
         """See ``AttentionPlan``."""
         self._cache.write(layer.index, self._places, key, value)
+        return self._attend(layer, query, self._cache.keys(layer.index), self._cache.values(layer.index))
+
+    def attend_heads(self, layer: AttentionLayer, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
+        """See ``AttentionPlan``."""
+        if layer.transform.fused_ops is None:
+            return self.attend(layer, *layer.transform(heads, rotations))
         keys, values = self._cache.keys(layer.index), self._cache.values(layer.index)
+        query = layer.transform.place(heads, rotations, (keys, values), self._places)
+        return self._attend(layer, query, keys, values)
+
+    def _attend(
+        self, layer: AttentionLayer, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
         if len(self._calls) == 1:
             return _run(self._calls[0], layer, query, keys, values).flatten(1)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -196,10 +208,6 @@ class CUDAPlan:
             part = _run(call, layer, query.index_select(0, call.tokens), keys, values)
             output.index_copy_(0, call.tokens, part)
         return output.flatten(1)
-
-    def attend_heads(self, layer: AttentionLayer, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
-        """See ``AttentionPlan``."""
-        return self.attend(layer, *layer.transform(heads, rotations))
 
 
 def _run(

@@ -18,6 +18,11 @@ def upload(array: npt.NDArray[np.generic[Any]], device: torch.device) -> torch.T
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def put(target: torch.Tensor, index: tuple[torch.Tensor, ...], value: float) -> None:
+    """Put one number into many places. By ``target[index] = value`` the host would wait until it is on the GPU."""
+    target.index_put_(index, target.new_full((), value))
+
+
 class Download:
     """Tensors on their way: the same memory on the CPU, copies into pinned memory behind the step on a GPU.
 

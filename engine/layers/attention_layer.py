@@ -9,12 +9,12 @@ import torch
 from engine.layers.attention_spec import AttentionSpec
 from engine.layers.fused_ops import FusedOps
 from engine.layers.norm import RMSNorm
-from engine.layers.rotary import Rotations, rotate, rotate_halves
+from engine.layers.rotary import Rotations, rotate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadTransform:
-    """One layer's heads; the norms are None in models without them."""
+    """One layer's heads; the norms are None in models without them, and those that ``fused_ops`` know if there are."""
 
     num_heads: int
     num_kv_heads: int
@@ -27,8 +27,21 @@ class HeadTransform:
         query, key, value = torch.split(heads, [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
-        turn = rotate_halves if self.fused_ops is None else self.fused_ops.rotate
-        return rotate(query, rotations, turn), rotate(key, rotations, turn), value
+        return rotate(query, rotations), rotate(key, rotations), value
+
+    def place(
+        self,
+        heads: torch.Tensor,
+        rotations: Rotations,
+        cache: tuple[torch.Tensor, torch.Tensor],
+        places: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        """The same, but that keys and values go to the cache: ``FusedOps.place_heads``, which there must be."""
+        assert self.fused_ops is not None
+        norms = None
+        if self.query_norm is not None and self.key_norm is not None:
+            norms = self.query_norm.weight, self.key_norm.weight
+        return self.fused_ops.place_heads(heads, (self.num_heads, self.num_kv_heads), norms, rotations, cache, places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,10 @@
-"""What lies between matrix products and attention, as generated kernels: for GPUs, where each operator is a launch."""
+"""What lies between matrix products and attention: by operators, and, for GPUs, as fused kernels that can be chosen."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch.nn import functional as F
@@ -14,13 +12,9 @@ from torch.nn import functional as F
 from engine.contract.config import Switch
 from engine.contract.errors import ConfigError
 from engine.layers.layer_spec import Activation, FusedSpec, NormSpec
-from engine.layers.rotary import rotate_halves
+from engine.layers.rotary import Rotations
 
 logger = logging.getLogger(f"baton.{__name__}")
-
-Function = Callable[..., torch.Tensor]
-Compile = Callable[[Function], Function]
-"""A function to one that does the same by generated kernels."""
 
 
 def activate_plain(x: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -43,32 +37,54 @@ def root_mean_square_norm(x: torch.Tensor, weight: torch.Tensor, spec: NormSpec)
     return F.rms_norm(x.float(), (x.shape[-1],), weight.float() + spec.offset, spec.eps).to(x.dtype)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FusedOps:
-    """Sequences of operators that see one token at a time, each one function so that it can become one kernel.
+class FusedOps(Protocol):
+    """Sequences of operators that see one token at a time, each one kernel."""
 
-    add_norm: (hidden, delta, weight) adds ``delta`` to ``hidden`` in place and returns the sum normalised.
-    rotate: (heads, cosine, sine), ``rotate_halves``. gate: (gate_up), ``activate_halves``.
+    def add_norm(self, hidden: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Add ``delta`` to ``hidden`` in place, and return the sum normalised: [num_tokens, size], in one piece."""
+
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """``activate_halves`` of [num_tokens, 2 * size], in one piece."""
+
+    def place_heads(
+        self,
+        heads: torch.Tensor,
+        counts: tuple[int, int],
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        rotations: Rotations,
+        cache: tuple[torch.Tensor, torch.Tensor],
+        places: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        """Normalise queries and keys, if there are ``norms``, rotate them, and write keys and values to the cache.
+
+        heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], the two numbers of which are ``counts``.
+        norms: the weights of queries and of keys, [head_dim] each. cache: keys and values, each [num_blocks,
+        block_size, num_kv_heads, head_dim]. places: blocks and offsets in them, each [num_tokens].
+
+        Returns:
+            The queries, [num_tokens, num_heads, head_dim].
+        """
+
+
+Build = Callable[[FusedSpec], FusedOps]
+
+
+def build_triton_ops(spec: FusedSpec) -> FusedOps:
+    """Those in Triton.
+
+    Raises:
+        ImportError: There is no Triton.
     """
+    from engine.layers.triton_ops import TritonOps  # imported late: it needs Triton
 
-    add_norm: Function
-    rotate: Function
-    gate: Function
-
-
-def generate(function: Function, *, backend: str | Callable[..., Any] = "inductor") -> Function:
-    """By torch.compile, once for all numbers of tokens but 1, which it always treats apart.
-
-    ``dynamic`` makes every size one that may change: kernels a little slower than for sizes that are known, but
-    nothing is compiled while requests wait.
-    """
-    return torch.compile(function, dynamic=True, fullgraph=True, backend=backend)
+    return TritonOps(spec)
 
 
+@torch.inference_mode()
 def choose_fused_ops(
-    asked: Switch, device: torch.device, dtype: torch.dtype, *, spec: FusedSpec, compile_: Compile = generate
+    asked: Switch, device: torch.device, dtype: torch.dtype, *, spec: FusedSpec, build: Build = build_triton_ops
 ) -> FusedOps | None:
-    """Generated kernels where they are wanted and can be had; None, with one warning that says why, where they cannot.
+    """Fused operators where they are wanted and can be had; None, with one warning that says why, where they cannot.
 
     Raises:
         ConfigError: They are required, and cannot be had.
@@ -78,36 +94,12 @@ def choose_fused_ops(
     if device.type == "cpu":
         raise ConfigError(f"gpu.compile_elementwise is true, but the device is {device}; set it to auto or false")
     try:
-        return compile_fused_ops(device, dtype, spec=spec, compile_=compile_)
+        fused_ops = build(spec)
+        fused_ops.gate(torch.ones(1, 64, dtype=dtype, device=device))  # compiles it
     except Exception as error:  # no Triton, no compiler, no headers, too old a GPU: each has errors of its own
         reason = str(error).partition("\n")[0] or type(error).__name__
         if asked is True:
             raise ConfigError(f"gpu.compile_elementwise is true, but nothing can be compiled: {reason}") from error
         logger.warning("elementwise operators are not compiled, which is slower: %s", reason)
         return None
-
-
-@torch.inference_mode()
-def compile_fused_ops(
-    device: torch.device, dtype: torch.dtype, *, spec: FusedSpec, compile_: Compile = generate
-) -> FusedOps:
-    """Fused operators that have run once for several tokens and once for one, so that they are compiled."""
-
-    def add_norm(hidden: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        hidden.add_(delta, alpha=spec.residual_scale)
-        return root_mean_square_norm(hidden, weight, spec.norm)
-
-    def gate(gate_up: torch.Tensor) -> torch.Tensor:
-        return activate_halves(gate_up, spec.activation)
-
-    fused_ops = FusedOps(add_norm=compile_(add_norm), rotate=compile_(rotate_halves), gate=compile_(gate))
-    ones = partial(torch.ones, dtype=dtype, device=device)
-    # Sizes that differ from each other: those that are equal would be taken for one and the same.
-    for num_tokens in (8, 1):
-        fused_ops.add_norm(ones(num_tokens, 64), ones(num_tokens, 64), ones(64))
-        cosine_sine = ones(num_tokens, 2, 16)  # parts of rows, as ``RotaryEmbedding`` hands them out
-        cosine, sine = cosine_sine[:, 0, None, :], cosine_sine[:, 1, None, :]
-        fused_ops.rotate(ones(num_tokens, 6, 32)[:, :4], cosine, sine)  # part of the fused projection
-        fused_ops.rotate(ones(num_tokens, 4, 32), cosine, sine)  # after a norm
-        fused_ops.gate(ones(num_tokens, 64))
     return fused_ops

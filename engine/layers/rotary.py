@@ -6,7 +6,6 @@ Source: Su et al., RoFormer, 2021; Peng et al., YaRN, 2023; Ding et al., LongRoP
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -64,14 +63,14 @@ def rotate_halves(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
 
-def rotate(heads: torch.Tensor, rotations: Rotations, turn: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """Rotate heads, or as much of each as has angles, by ``rotate_halves`` or what does the same."""
+def rotate(heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
+    """Rotate heads, or as much of each as has angles."""
     num_rotated = 2 * rotations.cosine.shape[-1]
     if num_rotated == heads.shape[-1]:
-        return turn(heads, rotations.cosine, rotations.sine)
+        return rotate_halves(heads, rotations.cosine, rotations.sine)
     if num_rotated == 0:
         return heads
-    rotated = turn(heads[..., :num_rotated], rotations.cosine, rotations.sine)
+    rotated = rotate_halves(heads[..., :num_rotated], rotations.cosine, rotations.sine)
     return torch.cat((rotated, heads[..., num_rotated:]), dim=-1)
 
 

@@ -15,7 +15,7 @@ from engine.layers.attention_layer import HeadTransform
 from engine.layers.layer_spec import NormSpec
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
-from engine.layers.rotary import Rotations, rotate, rotate_halves
+from engine.layers.rotary import Rotations, rotate
 from engine.model.model_config import ModelConfig
 from engine.model.self_attention import attention_layer
 from engine.model.step_context import StepContext
@@ -132,10 +132,10 @@ class LatentAttention:
             query = self._query_out(query.contiguous())
         heads = query.reshape(len(read), self._num_heads, latent.head_size)
         plain, rotated = torch.split(heads, [latent.plain_size, latent.rotated_size], dim=2)
-        absorbed = torch.cat((self._absorb(plain), rotate(rotated, rope, rotate_halves)), dim=2)
+        absorbed = torch.cat((self._absorb(plain), rotate(rotated, rope)), dim=2)
         self._latent_norm.normalize_in_place(key[:, : latent.rank])
         key = key[:, None]
-        key[..., latent.rank :] = rotate(key[..., latent.rank :], rope, rotate_halves)
+        key[..., latent.rank :] = rotate(key[..., latent.rank :], rope)
         summed = context.plans[layer.group].attend(layer, absorbed, key, key[..., : latent.rank])
         values = self._to_values(summed.view(len(read), self._num_heads, latent.rank))
         return self._o(values.flatten(1).contiguous())

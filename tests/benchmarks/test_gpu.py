@@ -50,7 +50,7 @@ def test_it_runs_on_a_cpu(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
     arguments = ["--shape", "tiny", "--device", "cpu", "--batches", "1", "3", "--prompts", "40", "--steps", "6"]
 
-    status = main([*arguments, "--parts", "decode", "prefill", "--directory", str(tmp_path), "--json", str(file)])
+    status = main([*arguments, "--parts", "decode", "prefill", "--model", str(tmp_path / "model"), "--json", str(file)])
 
     assert status == 0
     rows = {row["name"]: row["value"] for row in json.loads(file.read_text())}
@@ -71,7 +71,7 @@ def test_a_part_that_fails_is_named_and_the_others_are_written(
     file = tmp_path / "gpu.json"
     arguments = ["--shape", "tiny", "--device", "cpu", "--batches", "1", "--prompts", "40", "9999", "--steps", "6"]
 
-    status = main([*arguments, "--parts", "prefill", "decode", "--directory", str(tmp_path), "--json", str(file)])
+    status = main([*arguments, "--parts", "prefill", "decode", "--model", str(tmp_path / "model"), "--json", str(file)])
 
     assert status == 1
     assert "these parts failed: prefill" in capsys.readouterr().err

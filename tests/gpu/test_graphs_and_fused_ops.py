@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
 from engine.contract.config import CacheConfig, EngineConfig, GPUConfig, ModelConfigSource, SchedulerConfig
-from engine.layers.fused_ops import activate_halves, compile_fused_ops
-from engine.layers.layer_spec import Activation, FusedSpec, NormSpec
-from engine.layers.rotary import rotate_halves
+from engine.layers.triton_ops import TritonOps
 from engine.runner.model_runner import ModelRunner
 from tests.support.engine.cache_blocks import read_block
 from tests.support.engine.checkpoints import ARCHITECTURES, VOCAB_SIZE, make_checkpoint
+from tests.support.engine.interpreted_ops import CASES
 from tests.support.engine.step_driver import StepDriver
 
 pytestmark = pytest.mark.gpu
@@ -27,13 +26,13 @@ MAX_NUM_SEQS = 12
 NUM_STEPS = 40
 
 
-def _runner(path: Path, *, cuda_graphs: bool, block_size: int = PAGED_BLOCK_SIZE, **cache: int) -> ModelRunner:
+def _runner(path: Path, *, cuda_graphs: bool, is_fused: bool = True, block_size: int = PAGED_BLOCK_SIZE) -> ModelRunner:
     return ModelRunner(
         EngineConfig(
             model=ModelConfigSource(path=path, device="cuda", dtype="bfloat16"),
-            cache=CacheConfig(block_size=block_size, **({"num_blocks": 8192 // block_size} | cache)),
+            cache=CacheConfig(block_size=block_size, num_blocks=24_576 // block_size),
             scheduler=SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=512),
-            gpu=GPUConfig(cuda_graphs=cuda_graphs, compile_elementwise=False),
+            gpu=GPUConfig(cuda_graphs=cuda_graphs, compile_elementwise=is_fused),
         )
     )
 
@@ -49,8 +48,7 @@ def _decode(runner: ModelRunner, num_rows: int, *, num_prompts: int = 0) -> tupl
         driver.add(row, rng.integers(0, VOCAB_SIZE, 1 + 29 * row).tolist())
         driver.step({row: 1 + 29 * row})
     steps = [driver.step(dict.fromkeys(range(num_rows), 1)) for _ in range(NUM_STEPS)]
-    used = {block for row in driver.rows.values() for block in row.block_ids}
-    return steps, [read_block(runner.kv_cache, block) for block in range(runner.num_blocks) if block not in used]
+    return steps, [read_block(runner.kv_cache, block) for block in sorted(driver.untouched)]
 
 
 @pytest.mark.parametrize("block_size", (16, PAGED_BLOCK_SIZE))
@@ -95,26 +93,27 @@ def test_graphs_take_no_more_memory_than_was_set_aside(tmp_path: Path, caplog: p
     assert torch.cuda.memory_reserved() <= 0.5 * total
 
 
-def test_generated_kernels_say_what_the_operators_say() -> None:
-    device, dtype, eps = torch.device("cuda"), torch.bfloat16, 1e-5
-    fused_ops = compile_fused_ops(device, dtype, spec=FusedSpec(norm=NormSpec(eps=eps)))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("index", range(len(CASES)))
+def test_fused_operators_say_what_the_operators_say(index: int, dtype: str) -> None:
+    case = dataclasses.replace(CASES[index], dtype=dtype)
+    tolerance = {"float32": 1e-5, "bfloat16": 4e-2, "float16": 5e-3}[dtype]
 
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, device=device, dtype=dtype)
+    found = case.answer(TritonOps, device=torch.device("cuda"))
 
-    with torch.inference_mode():
-        for num_tokens in (1, 2, 33, 500):
-            hidden, delta, weight = random(num_tokens, 4096), random(num_tokens, 4096), random(4096)
-            expected = F.rms_norm(hidden + delta, (4096,), weight, eps)
-            torch.testing.assert_close(fused_ops.add_norm(hidden, delta, weight), expected, atol=5e-2, rtol=2e-2)
-            heads, table, gate_up = (
-                random(num_tokens, 48, 128)[:, :32],
-                random(num_tokens, 2, 64),
-                random(num_tokens, 8192),
-            )
-            cosine, sine = table[:, 0, None, :], table[:, 1, None, :]
-            rotated = fused_ops.rotate(heads, cosine, sine)
-            torch.testing.assert_close(rotated, rotate_halves(heads, cosine, sine), atol=5e-2, rtol=2e-2)
-            torch.testing.assert_close(
-                fused_ops.gate(gate_up), activate_halves(gate_up, Activation.SILU), atol=5e-2, rtol=2e-2
-            )
+    for one, expected in zip(found, case.answer(None), strict=True):
+        torch.testing.assert_close(one.cpu(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "granite", "gemma3"])
+def test_first_tokens_are_the_same_with_fused_operators_and_without(tmp_path: Path, architecture: str) -> None:
+    path = make_checkpoint(tmp_path, architecture)
+
+    def first_tokens(*, is_fused: bool) -> dict[int, int]:
+        driver = StepDriver(_runner(path, cuda_graphs=False, is_fused=is_fused), seed=1)
+        rng = np.random.default_rng(5)
+        for row in range(MAX_NUM_SEQS):
+            driver.add(row, rng.integers(0, VOCAB_SIZE, 1 + 29 * row).tolist())
+        return {row: driver.step({row: 1 + 29 * row})[row] for row in range(MAX_NUM_SEQS)}
+
+    assert first_tokens(is_fused=True) == first_tokens(is_fused=False)

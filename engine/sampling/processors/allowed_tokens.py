@@ -9,7 +9,7 @@ import torch
 
 from engine.contract.messages import SamplingParams
 from engine.contract.step import IntArray
-from engine.device.copies import upload
+from engine.device.copies import put, upload
 from engine.sampling.processors.processor import FOREVER, NEVER, Index, PerBatch, index_of
 from engine.sampling.token_history import TokenHistory
 
@@ -45,7 +45,7 @@ class AllowedTokens:
         if self._is_concerned[rows].any():
             limited, allowed = self._batch.of(rows, logits)
             kept = logits[allowed]
-            logits[limited] = -torch.inf
+            put(logits, (limited,), -torch.inf)
             logits[allowed] = kept
 
     def _gather(self, rows: IntArray, vocab_size: int, device: torch.device) -> _BatchLimits:

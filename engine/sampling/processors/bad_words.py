@@ -11,7 +11,7 @@ import torch
 
 from engine.contract.messages import SamplingParams
 from engine.contract.step import IntArray
-from engine.device.copies import upload
+from engine.device.copies import put, upload
 from engine.sampling.processors.processor import BAD_WORD, FOREVER, NEVER, PerBatch
 from engine.sampling.token_history import TokenHistory
 
@@ -55,7 +55,7 @@ class BadWords:
         """See ``LogitsProcessor``."""
         if self._is_concerned[rows].any():
             index, columns = _banned(self._batch.of(rows, logits), rows, positions, history)
-            logits[upload(index, logits.device), upload(columns, logits.device)] = BAD_WORD
+            put(logits, (upload(index, logits.device), upload(columns, logits.device)), BAD_WORD)
 
     def _gather(self, rows: IntArray, vocab_size: int, device: torch.device) -> _BatchWords:
         words = [

@@ -7,7 +7,7 @@ import torch
 
 from engine.contract.messages import SamplingParams
 from engine.contract.step import IntArray
-from engine.device.copies import upload
+from engine.device.copies import put, upload
 from engine.sampling.processors.processor import NEVER, TOO_EARLY
 from engine.sampling.token_history import TokenHistory
 
@@ -41,4 +41,4 @@ class MinTokens:
         index = np.repeat(short, [len(ids) for ids in endings])
         columns = np.fromiter((token for ids in endings for token in ids), dtype=np.int64, count=len(index))
         inside = columns < logits.shape[1]
-        logits[upload(index[inside], logits.device), upload(columns[inside], logits.device)] = TOO_EARLY
+        put(logits, (upload(index[inside], logits.device), upload(columns[inside], logits.device)), TOO_EARLY)

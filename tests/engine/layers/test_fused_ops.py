@@ -1,73 +1,77 @@
-"""Fused operators that are compiled say what the operators say, and are not compiled for every batch size."""
+"""Fused operators say what the operators say: interpreted for what they compute, compiled for what GPUs take."""
 
 from __future__ import annotations
 
 import logging
 import subprocess
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
-from torch.nn import functional as F
+import triton
+from triton.backends.compiler import GPUTarget
 
 from engine.contract.errors import ConfigError
-from engine.layers.fused_ops import Function, activate_halves, choose_fused_ops, compile_fused_ops, generate
-from engine.layers.layer_spec import Activation, FusedSpec, NormSpec
-from engine.layers.rotary import rotate_halves
+from engine.layers import triton_ops
+from engine.layers.fused_ops import FusedOps, choose_fused_ops
+from engine.layers.layer_spec import FusedSpec, NormSpec
+from tests.support.engine.interpreted_ops import CASES, interpret
 
 CPU, OTHER = torch.device("cpu"), torch.device("meta")
-EPS = 1e-5
-SPEC = FusedSpec(norm=NormSpec(eps=EPS))
-NUM_FUSED_OPS = 3
+SPEC = FusedSpec(norm=NormSpec(eps=1e-5))
+ALL, LAST = slice(None), slice(4, None)
 
 
-def _refuse(function: Function) -> NoReturn:
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[list[torch.Tensor]]:
+    """What the kernels say of every case, and of the last tokens of the second alone."""
+    asked = [*((case, ALL) for case in CASES), (CASES[1], LAST)]
+    return interpret(asked, tmp_path_factory.mktemp("interpreted"))
+
+
+@pytest.mark.parametrize("index", range(len(CASES)))
+def test_they_say_what_the_operators_say(answers: list[list[torch.Tensor]], index: int) -> None:
+    for found, expected in zip(answers[index], CASES[index].answer(None), strict=True):
+        torch.testing.assert_close(found, expected, atol=2e-6, rtol=2e-6)
+
+
+def test_a_token_has_the_same_bits_among_fewer_tokens(answers: list[list[torch.Tensor]]) -> None:
+    *of_tokens, blocks = answers[1]
+    *of_last, last_blocks = answers[-1]
+    assert all(torch.equal(found, whole[LAST]) for found, whole in zip(of_last, of_tokens, strict=True))
+    written = last_blocks != 0
+    assert written.any()
+    assert torch.equal(last_blocks[written], blocks[written])
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [(75, "fp16"), (90, "bf16")])
+def test_they_compile_for_gpus(capability: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a model of 8 B parameters, with norms of its heads."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    heads = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "PADDED_DIM": 128, "NUM_PAIRS": 64, "HAS_NORMS": True}
+    kernels = {
+        triton_ops._add_norm: {"SIZE": 4096, "PADDED_SIZE": 4096},
+        triton_ops._gate: {"SIZE": 14_336, "ACTIVATION": "gelu", "TILE": triton_ops.GATE_TILE},
+        triton_ops._place_heads: heads | {"TILE": triton_ops.HEADS_TILE},
+    }
+    tensors = ("hidden", "delta", "weight", "output", "gate_up", "heads", "query_norm", "key_norm", "table")
+    tensors += ("query", "keys", "values")
+    types = dict.fromkeys(tensors, f"*{dtype}") | dict.fromkeys(("positions", "blocks", "offsets"), "*i64")
+    types |= dict.fromkeys(("delta_scale", "eps", "offset"), "fp32")
+    for kernel, constants in kernels.items():
+        signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
+        source = triton.compiler.ASTSource(kernel, signature, constexprs=constants)
+        assert triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
+
+
+def _refuse(spec: FusedSpec) -> NoReturn:
     raise RuntimeError("no compiler here\nand many lines more")
 
 
-def test_fused_ops_are_compiled_for_one_token_and_for_any_other_number_of_them() -> None:
-    """With a backend that counts instead of torch's own, which needs a compiler."""
-    compiled: list[object] = []
-
-    def backend(graph: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
-        compiled.append(graph)
-        return graph.forward
-
-    fused_ops = compile_fused_ops(CPU, torch.float32, spec=SPEC, compile_=partial(generate, backend=backend))
-    num_compiled = len(compiled)
-
-    with torch.inference_mode():
-        for num_tokens in (1, 2, 3, 7, 8, 48, 64, 200):
-            hidden, delta, weight = torch.randn(num_tokens, 48), torch.randn(num_tokens, 48), torch.randn(48)
-            expected = F.rms_norm(hidden + delta, (48,), weight, EPS)
-            assert torch.equal(fused_ops.add_norm(hidden, delta, weight), expected)
-            table, gate_up = torch.randn(num_tokens, 2, 8), torch.randn(num_tokens, 192)
-            cosine, sine = table[:, 0, None, :], table[:, 1, None, :]
-            fused = torch.randn(num_tokens, 12, 16)
-            for heads in (fused[:, :6], fused[:, 6:9], fused[:, :6].contiguous()):
-                assert torch.equal(fused_ops.rotate(heads, cosine, sine), rotate_halves(heads, cosine, sine))
-            assert torch.equal(fused_ops.gate(gate_up), activate_halves(gate_up, Activation.SILU))
-    assert len(compiled) == num_compiled
-    assert num_compiled <= 2 * (NUM_FUSED_OPS + 1)
-
-
-def test_scales_offsets_and_activations_are_part_of_what_is_compiled() -> None:
-    spec = FusedSpec(norm=NormSpec(eps=EPS, offset=1.0), residual_scale=0.3, activation=Activation.GELU_TANH)
-    fused_ops = compile_fused_ops(CPU, torch.float32, spec=spec, compile_=partial(generate, backend="eager"))
-    hidden, delta, weight = torch.randn(5, 48), torch.randn(5, 48), torch.randn(48)
-    expected = F.rms_norm(hidden + 0.3 * delta, (48,), weight + 1, EPS)
-    with torch.inference_mode():
-        torch.testing.assert_close(fused_ops.add_norm(hidden, delta, weight), expected)
-        gate, up = torch.randn(2, 5, 8)
-        expected = F.gelu(gate, approximate="tanh") * up
-        torch.testing.assert_close(fused_ops.gate(torch.cat((gate, up), dim=1)), expected)
-
-
 def test_nothing_is_compiled_on_a_cpu_or_where_it_is_off() -> None:
-    assert choose_fused_ops("auto", CPU, torch.float32, spec=SPEC, compile_=_refuse) is None
-    assert choose_fused_ops(False, OTHER, torch.float32, spec=SPEC, compile_=_refuse) is None
+    assert choose_fused_ops("auto", CPU, torch.float32, spec=SPEC, build=_refuse) is None
+    assert choose_fused_ops(False, OTHER, torch.float32, spec=SPEC, build=_refuse) is None
 
 
 @pytest.mark.parametrize(
@@ -81,17 +85,17 @@ def test_nothing_is_compiled_on_a_cpu_or_where_it_is_off() -> None:
 def test_where_nothing_can_be_compiled_operators_do_and_one_warning_says_why(
     caplog: pytest.LogCaptureFixture, error: Exception, reason: str
 ) -> None:
-    def refuse(function: Function) -> Function:
+    def refuse(spec: FusedSpec) -> FusedOps:
         raise error
 
     with caplog.at_level(logging.WARNING):
-        assert choose_fused_ops("auto", OTHER, torch.float32, spec=SPEC, compile_=refuse) is None
+        assert choose_fused_ops("auto", OTHER, torch.float32, spec=SPEC, build=refuse) is None
     assert [record.getMessage() for record in caplog.records] == [
         f"elementwise operators are not compiled, which is slower: {reason}"
     ]
 
 
 @pytest.mark.parametrize("device", [CPU, OTHER])
-def test_required_chains_that_cannot_be_compiled_end_the_start(device: torch.device) -> None:
+def test_required_operators_that_cannot_be_compiled_end_the_start(device: torch.device) -> None:
     with pytest.raises(ConfigError, match=r"gpu\.compile_elementwise is true, but"):
-        choose_fused_ops(True, device, torch.float32, spec=SPEC, compile_=_refuse)
+        choose_fused_ops(True, device, torch.float32, spec=SPEC, build=_refuse)

@@ -42,6 +42,8 @@ class StepDriver:
         self.rows: dict[int, DrivenRow] = {}
         order = np.random.default_rng(seed).permutation(runner.num_blocks)
         self._free = [int(block) for block in order]
+        self.untouched = set(self._free)
+        """Blocks that no row has had."""
         self._new: list[NewRow] = []
         self._released: list[int] = []
         self._appended: list[tuple[int, int, int, int]] = []
@@ -132,6 +134,7 @@ class StepDriver:
         for table in driven.tables:
             while len(table) * self.runner.layout.block_size < num_tokens:
                 table.append(self._free.pop())
+                self.untouched.discard(table[-1])
 
     def _free_behind_windows(self, driven: DrivenRow) -> None:
         """Give away the blocks that the next position does not see."""

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from engine.layers.layer_spec import NormKind
-from engine.layers.rotary import Rotations, rotate, rotate_halves
+from engine.layers.rotary import Rotations, rotate
 from engine.model.transformers_backend.parts.agreement import agree, call_in_float32, in_float32, sample_rows
 from engine.model.transformers_backend.parts.attentions import AttentionParts, Way
 from engine.model.transformers_backend.parts.norms import FoundNorm, find_norm
@@ -104,7 +104,7 @@ def _find_way(
         if agree(result, wanted):
             return way
         fits = rotations is not None and 2 * rotations.cosine.shape[2] <= head_dim
-        if rotations is not None and fits and agree(rotate(result, rotations, rotate_halves), wanted):
+        if rotations is not None and fits and agree(rotate(result, rotations), wanted):
             return way._replace(is_rotated=True)
     return None
 
