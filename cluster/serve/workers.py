@@ -77,6 +77,11 @@ class WorkerSettings:
     tracing: TracingSettings = NO_TRACING
 
 
+def parts_of_gpu(share: float) -> int:
+    """Into how many parts a GPU is divided, of which Ray gives a worker ``share``; 1: it has it for itself."""
+    return max(1, int(1.0 / share + 1e-6)) if 0.0 < share < 1.0 else 1
+
+
 class Worker:
     """One replica of a pool. It counts as started once its engine is built, which the engine's own thread does."""
 
@@ -181,7 +186,10 @@ class Worker:
         from engine.runner.step_threads import share_cores
 
         sharing = self._settings.core_sharing
-        if sharing is None or (built.facts.device != "cpu" and not sharing.is_required):
+        if built.facts.device != "cpu" and not (sharing is not None and sharing.is_required):
+            self._share_gpu(built)
+            return
+        if sharing is None:
             return
         name: str = ray.get_runtime_context().get_session_name()
         try:
@@ -196,6 +204,24 @@ class Worker:
         built.share_cores(threads)
         self._info = dataclasses.replace(self._info, borrows_cores=sharing.borrows, num_host_cores=threads.num_usable)
         logger.info("cores: own=%s borrows=%s", sorted(threads.own), sharing.borrows)
+
+    def _share_gpu(self, built: BuiltEngine) -> None:
+        """Meet the other workers on this GPU, if Ray gave this one a part of it."""
+        from engine.runner.shared_gpu import gpu_id, share_gpu
+
+        context = ray.get_runtime_context()
+        num_parts = parts_of_gpu(context.get_assigned_resources().get("GPU", 1.0))  # type: ignore[no-untyped-call]
+        if num_parts == 1:
+            return
+        gpu, session = gpu_id(), context.get_session_name()
+        try:
+            shared = share_gpu(table_path(f"{session}-{gpu}"), num_parts=num_parts)
+        except CoreTableError as error:
+            logger.warning("routers do not know that this worker shares its GPU: %s", error)
+            return
+        built.share_cores(shared)
+        self._info = dataclasses.replace(self._info, borrows_cores=True, num_host_cores=num_parts, shared_gpu=gpu)
+        logger.info("it has one of %d parts of GPU %s, and all of them while the others are idle", num_parts, gpu)
 
     def _introduce(self, connector: Connector) -> Introductions:
         role = self._settings.role

@@ -29,8 +29,9 @@ IntArray = npt.NDArray[np.int64]
 class CUDAAttention:
     """Paged where there is a kernel that takes the cache's blocks, else over keys gathered for each layer.
 
-    ``kernels`` are this machine's by default. Where only the one for decode rows takes the blocks, all other rows
-    gather, a bounded number of keys at a time.
+    ``kernels`` are this machine's by default. A row that decodes goes to the one for decode rows whatever stands beside
+    it, so that its numbers do not depend on that. Where only this one takes the blocks, all other rows gather, a
+    bounded number of keys at a time.
     """
 
     def __init__(self, cache: KVCache, *, kernels: CUDAKernels | None = None) -> None:
@@ -55,15 +56,17 @@ class CUDAAttention:
     def _plan_group(self, batch: AttentionBatch, group: int) -> CUDAPlan:
         kernels = self.kernels
         everyone = np.arange(batch.num_reqs)
-        if kernels.paged is not None or (kernels.decode is not None and bool((batch.query_lens == 1).all())):
-            calls = [self._paged_call(batch, group, everyone)]
-        else:
-            is_decoding = batch.query_lens == 1 if kernels.decode is not None else np.zeros(batch.num_reqs, dtype=bool)
-            calls = [self._paged_call(batch, group, everyone[is_decoding])] if is_decoding.any() else []
+        is_decoding = batch.query_lens == 1
+        if kernels.decode is kernels.paged:  # one kernel for all, or none that takes blocks
+            is_decoding = np.full(batch.num_reqs, kernels.paged is not None and bool(is_decoding.all()))
+        calls, others = [], everyone[~is_decoding]
+        if is_decoding.any():
+            calls.append(self._paged_call(batch, group, everyone[is_decoding]))
+        if kernels.paged is not None and len(others):
+            calls.append(self._paged_call(batch, group, others))
+        elif len(others):
             num_keys = batch.seq_lens - self._first_seen(batch, group)
-            calls += [
-                self._packed_call(batch, group, requests) for requests in _groups(everyone[~is_decoding], num_keys)
-            ]
+            calls += [self._packed_call(batch, group, requests) for requests in _groups(others, num_keys)]
         return CUDAPlan(self._cache, places=self._upload_places(batch.slots[group]), calls=calls)
 
     def plan_decode(self, tables: DecodeTables) -> list[CUDAPlan]:

@@ -242,7 +242,7 @@ class GPUConfig:
 
     cuda_graphs: replay decode steps as graphs, of up to max_graph_batch_size tokens; None is all there can
         be.
-    compile_elementwise: fuse what lies between matrix products and attention into generated kernels.
+    compile_elementwise: fuse what lies between matrix products and attention into kernels of ours.
     """
 
     cuda_graphs: Switch = "auto"

@@ -329,8 +329,9 @@ class WorkerInfo:
     ``stream_chunk_tokens``: prompts longer than this are computed in several steps, and can be read meanwhile; 0: none.
     ``transport``: over what its KV travels, for people to read.
     ``num_threads`` compute on a CPU, ``thread_speedup`` times as fast as one of them (0: a GPU does), and with
-    ``borrows_cores`` up to ``num_host_cores`` of them while other workers of the host are idle. At most
-    ``max_num_seqs`` requests run at a time; 0: it does not say.
+    ``borrows_cores`` up to ``num_host_cores`` of them while other workers of the host are idle. Workers that share a
+    GPU have a part each of ``shared_gpu``, which has ``num_host_cores`` of them. At most ``max_num_seqs`` requests run
+    at a time; 0: it does not say.
     """
 
     role: str
@@ -353,3 +354,14 @@ class WorkerInfo:
     borrows_cores: bool = False
     num_host_cores: int = 0
     max_num_seqs: int = 0
+    shared_gpu: str = ""
+
+    @property
+    def num_own_cores(self) -> int:
+        """Its own of ``num_host_cores``."""
+        return 1 if self.shared_gpu else self.num_threads
+
+    @property
+    def shared_host(self) -> str:
+        """Where it shares its cores or its GPU: workers for which this is the same; empty: nowhere."""
+        return f"{self.node_ip} {self.shared_gpu}".rstrip() if self.num_host_cores else ""

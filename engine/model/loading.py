@@ -41,7 +41,7 @@ def load_model(
 
     Raises:
         CheckpointError: The weights do not fit.
-        ConfigError: Generated kernels are required, and there are none for the device.
+        ConfigError: Fused kernels are required, and there are none for the device.
     """
     if isinstance(shape, ModelConfig):
         model = decoder_class(shape)(

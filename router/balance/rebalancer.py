@@ -302,8 +302,7 @@ def queues_of(replicas: Sequence[Replica]) -> dict[str, PromptQueue]:
 
 def _lends_on(replica: Replica) -> str:
     """The host whose other workers compute with this one's cores while it is idle; empty: none do."""
-    info = replica.info
-    return info.node_ip if info is not None and info.num_host_cores else ""
+    return replica.info.shared_host if replica.info is not None else ""
 
 
 def _token_move_s(replica: Replica) -> float:

@@ -106,13 +106,13 @@ class Replica:
             *prices_of(load.step_time, has_prompts=num_prompt_tokens(load) >= KNOWN_PROMPT_TOKENS),
             deferred_tokens=load.deferred_prefill_tokens,
         )
-        if info is None or not info.num_host_cores or self.fleet is None:
+        if info is None or not info.shared_host or self.fleet is None:
             return standing
         return standing._replace(
             core_gain=standing.core_gain if info.borrows_cores else 0.0,
-            own_cores=info.num_threads,
+            own_cores=info.num_own_cores,
             host_cores=info.num_host_cores,
-            host=self.fleet.host(self.slot, info.node_ip),
+            host=self.fleet.host(self.slot, info.shared_host),
             max_rows=info.max_num_seqs,
             order=zlib.crc32(self.replica_id.encode()),
         )

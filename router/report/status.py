@@ -118,6 +118,7 @@ def _row(replica: Replica, status: ReplicaStatus | None, load: LoadReport, *, ag
         "thread_speedup": round(info.thread_speedup, 2) if info else None,
         "borrows_cores": info.borrows_cores if info else None,
         "num_host_cores": info.num_host_cores if info else None,
+        "shared_gpu": info.shared_gpu if info else None,
         "counters": {name: _whole(value) for name, value in sorted(load.counters.items())},
     }
 

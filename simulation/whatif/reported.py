@@ -39,6 +39,7 @@ class ReportedWorker(BaseModel):
     num_threads: int
     num_host_cores: int
     borrows_cores: bool
+    shared_gpu: str = ""
     counters: dict[str, float]
 
     @property
@@ -68,9 +69,10 @@ def reported_calibration(name: str, workers: Sequence[ReportedWorker]) -> Calibr
         )
     first, own = known[0], _mean_step_time(known)
     typical = CPU_HOST if first.device == "cpu" else GPU
-    num_on_host = max(Counter(worker.node_ip for worker in workers).values())
-    shares = first.borrows_cores and num_on_host > 1 and first.num_threads > 0
-    most_cores = first.num_host_cores / first.num_threads if shares else 1.0
+    num_on_host = max(Counter((worker.node_ip, worker.shared_gpu) for worker in workers).values())
+    num_own_cores = 1 if first.shared_gpu else first.num_threads
+    shares = first.borrows_cores and num_on_host > 1 and num_own_cores > 0
+    most_cores = first.num_host_cores / num_own_cores if shares else 1.0
     machine = Machine(
         name=name,
         step_time=_plain(own.on(most_cores)),

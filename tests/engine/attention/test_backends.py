@@ -18,7 +18,7 @@ from engine.attention.reference import ReferenceAttention
 from engine.device.kv_cache import KVCache
 from kv_transfer.cache_groups import ABSENT_BLOCK
 from tests.support.attention.attention_cases import AttentionCase, AttentionInputs, attention_cases, make_inputs
-from tests.support.attention.varlen_double import VarlenDouble, kernels_over
+from tests.support.attention.varlen_double import DecodeDouble, VarlenDouble, kernels_over
 
 TOLERANCES = {"float32": 2e-6, "bfloat16": 2e-2, "float16": 2e-3}
 
@@ -83,21 +83,22 @@ def test_compiled_runs_say_the_same_bits_however_a_prompt_is_cut(choose_kernel: 
         assert torch.equal(_attend(backend, part, case), expected[start:end])
 
 
-@pytest.mark.parametrize("takes", ["all blocks", "blocks of decode rows", "no blocks"])
+@pytest.mark.parametrize("takes", ["all blocks", "blocks of decode rows", "all blocks by two", "no blocks"])
 @settings(max_examples=12, deadline=None)
 @given(case=attention_cases(is_plain=True))
 def test_cuda_backend_feeds_its_kernels_the_right_keys(takes: str, case: AttentionCase) -> None:
     inputs = make_inputs(case, "float32")
     caches = inputs.new_cache(), inputs.new_cache()
     expected = _attend(ReferenceAttention(caches[0]), inputs, case)
-    anything, multiples = VarlenDouble(block_multiple=1), VarlenDouble(block_multiple=256)
-    kernels = kernels_over(
-        anything if takes == "all blocks" else multiples,
-        caches[1],
-        decode=anything if takes == "blocks of decode rows" else None,
-    )
+    anything, multiples, of_rows = VarlenDouble(block_multiple=1), VarlenDouble(block_multiple=256), DecodeDouble()
+    takes_all = takes.startswith("all blocks")
+    has_own = takes in ("blocks of decode rows", "all blocks by two")
+    kernels = kernels_over(anything if takes_all else multiples, caches[1], decode=of_rows if has_own else None)
+    of_rows.num_rows.clear()
     result = _attend(CUDAAttention(caches[1], kernels=kernels), inputs, case)
-    assert (kernels.paged is not None, kernels.decode is not None) == (takes == "all blocks", takes != "no blocks")
+    assert (kernels.paged is not None, kernels.decode is not None) == (takes_all, takes != "no blocks")
+    num_decoding = int((inputs.batch.query_lens == 1).sum())
+    assert of_rows.num_rows == ([num_decoding] if has_own and num_decoding else [])
     torch.testing.assert_close(result, expected, atol=2e-6, rtol=2e-6)
     assert torch.equal(_written(caches[0]), _written(caches[1]))
 

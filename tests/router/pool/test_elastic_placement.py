@@ -105,3 +105,25 @@ async def test_a_worker_that_is_about_to_go_keeps_its_cores_until_then(
     assert placed is not None
     assert (placed.prompt, placed.stream) == (bench.pool.get("prefill-0"), bench.pool.get("prefill-0"))
     assert placed.weighed[0].ttft_s == pytest.approx(ttft_s, rel=0.05)
+
+
+@pytest.mark.parametrize("gpus", [("GPU-a", "GPU-a"), ("GPU-a", "GPU-b")])
+async def test_few_streams_stay_together_only_on_a_gpu_that_workers_share(bench: Bench, gpus: tuple[str, str]) -> None:
+    """Another worker that decodes there has the weights read twice; one on a GPU of its own does not."""
+    for replica, gpu in zip(bench.pool.replicas, gpus, strict=True):
+        assert replica.info is not None
+        replica.info = replace(
+            replica.info, device="cuda", num_threads=0, borrows_cores=True, num_host_cores=2, shared_gpu=gpu
+        )
+    counters = {"num_scheduled_tokens": 1000.0}
+    idle = LoadReport(num_blocks=100, num_free_blocks=100, step_time=KNOWN, counters=counters)
+    busy = replace(idle, num_free_blocks=50, num_running=8, num_decoding=8)
+    bench.pool.note_load("decode-0", busy)
+    bench.pool.note_load("prefill-0", idle)
+
+    placed = ElasticPlacement(bench.pool, settings=replace(FAST, roles="elastic"), num_new_tokens=lambda: 16.0).place(
+        Demand(greedy_request("a", [1, 2, 3], max_tokens=4)), num_blocks=1
+    )
+
+    assert placed is not None
+    assert placed.stream is bench.pool.get("decode-0" if gpus[0] == gpus[1] else "prefill-0")

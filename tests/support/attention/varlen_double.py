@@ -18,6 +18,23 @@ def kernels_over(kernel: VarlenKernel, cache: KVCache, *, decode: VarlenKernel |
     return choose_kernels(cache.layout, cache.blocks.dtype, cache.blocks.device, candidates)
 
 
+class DecodeDouble:
+    """One for decode rows alone. num_rows: how many each call was given."""
+
+    def __init__(self) -> None:
+        self._double = VarlenDouble(block_multiple=1)
+        self.num_rows: list[int] = []
+
+    def __call__(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shape: VarlenShape, spec: AttentionSpec
+    ) -> torch.Tensor:
+        """Attend, as ``VarlenDouble`` does."""
+        if shape.block_tables is None or shape.max_query_len != 1:
+            raise NotImplementedError("this kernel is for decode rows over blocks")
+        self.num_rows.append(len(query))
+        return self._double(query, key, value, shape, spec)
+
+
 class VarlenDouble:
     """Refuses blocks whose size is no multiple of ``block_multiple``, as FlashAttention 2 does with 256.
 
