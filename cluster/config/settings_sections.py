@@ -68,7 +68,7 @@ GPUSection = section_of(
         "start, `false` never. See docs/gpu.md.",
         "max_graph_batch_size": "Tokens of the largest decode step that is a graph, one for each request and for each "
         "of its drafts; null takes `max_num_seqs`, and with drafts up to 128.",
-        "compile_elementwise": "Fused kernels, in Triton, for what lies between matrix products and attention, likewise.",
+        "compile_elementwise": "Fused kernels for what lies between matrix products and attention, likewise.",
     },
 )
 
