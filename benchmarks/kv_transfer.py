@@ -35,8 +35,14 @@ from kv_transfer.params import KVTransferParams
 from kv_transfer.transfer_options import TransportChoice
 from kv_transfer.transport import ReadState
 
-TRANSPORTS = {"shm": None, "local": None, "tcp": "tcp,self"}
-"""What UCX may use: anything, what it uses between processes of one user that listen on nothing, or TCP alone."""
+TRANSPORTS: dict[str, dict[str, str]] = {
+    "shm": {},
+    "local": {},
+    "tcp": {"UCX_TLS": "tcp,self"},
+    "tcp8k": {"UCX_TLS": "tcp,self", "UCX_TCP_TX_SEG_SIZE": "8k", "UCX_TCP_RX_SEG_SIZE": "8k"},
+}
+"""What UCX may use: anything, what it uses between processes of one user that listen on nothing, or TCP alone; this
+also in the segments that UCX takes by itself."""
 
 NUM_BLOCKS_READ = (1, 8, 64, 512)
 PROMPT_TOKENS = (64, 256, 512, 900)
@@ -281,12 +287,12 @@ def main() -> None:
     add_json_option(parser)
     options = parser.parse_args()
     rows: list[Row] = []
-    for transport, tls in TRANSPORTS.items():
-        if tls is not None:
-            os.environ["UCX_TLS"] = tls
+    for transport, variables in TRANSPORTS.items():
+        os.environ.update(variables)
         with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
             rows += pool.submit(rows_of_transport, transport).result()
-        os.environ.pop("UCX_TLS", None)
+        for name in variables:
+            del os.environ[name]
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
         rows += pool.submit(share_rows, rows).result()
     publish(rows, packages=("nixl", "xxhash", "torch"), json_file=options.json, title="Hand-over of KV blocks")

@@ -27,7 +27,8 @@ _HARMLESS = "UCX_LOG_"
 
 _OF_TCP: Final = {"UCX_TCP_TX_SEG_SIZE": "512k", "UCX_TCP_RX_SEG_SIZE": "512k"}
 """Over TCP the other side sends what is read in segments, by default of 8 KiB: of these, between two processes of one
-machine, 0.9 GB/s arrive, of larger ones 7. Of GPU memory, which is copied segment by segment, 0.5 and 2."""
+machine, 1 GB/s arrives, of larger ones 5 (benchmarks/kv_transfer.py). Of GPU memory, which is copied segment by
+segment, 0.5 and 2."""
 
 _OF_GPUS: Final = {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"}
 """UCX reads directly from another process's GPU memory only where it finds NVLink, and else segment by segment through
