@@ -2,7 +2,7 @@
 # make test-cluster: the tests of clusters of several hosts, which it makes on this one (Linux, as root).
 # make fuzz: 5,000 cases made from the OpenAPI document.   make load-clients: evalscope and aiperf against a cluster.
 # make soak: every kind of fault ten times, and for 30 minutes at least, then 12 minutes of none, on a cluster of its own.
-# make test-gpu: what needs CUDA.   make format: the formatter.   make clean: removes what was made.
+# make test-gpu, make bench-gpu: what needs CUDA.   make format: the formatter.   make clean: removes what was made.
 # Needs python3 (3.11 or newer) with its venv module. Every target sets up what it needs, once.
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 
 # Tests run beside each other's processes on the same cores: more threads than that only wait for one another.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
-CODE := cluster prefill decode kv_transfer router engine tests benchmarks scripts
+CODE := cluster simulation prefill decode kv_transfer router engine tests benchmarks scripts
 
 .PHONY: help install serve test test-gpu bench-gpu test-cluster fuzz load-clients soak check format clean
 .DELETE_ON_ERROR:
@@ -62,6 +62,10 @@ test-cluster: $(STAMP)
 # All that runs on a GPU: needs CUDA.
 test-gpu: $(STAMP)
 	$(TEST_ENV) $(BIN)/python -m pytest -W default tests/gpu
+
+bench-gpu: $(STAMP)
+	$(BIN)/python -m benchmarks.gpu --json benchmarks/results/gpu.json $(ARGS)
+	$(BIN)/python -m benchmarks.gpu_http --json benchmarks/results/gpu_http.json
 
 fuzz: $(STAMP)
 	$(TEST_ENV) $(BIN)/python -m scripts.fuzz --cases 5000 $(ARGS)

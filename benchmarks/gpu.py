@@ -4,7 +4,8 @@
 
 A random Llama of 8 B parameters in bfloat16 (``--shape``), written first. Rows:
 
-``ceiling/memory`` and ``ceiling/matmul``: measured in this run. ``decode/<batch>`` in tokens/s after prompts of 128
+``ceiling/memory`` and ``ceiling/matmul``: measured in this run. ``attention/<rows>x<tokens>/<kernel>``: one layer's
+decode rows, in us. ``decode/<batch>`` in tokens/s after prompts of 128
 tokens; ``decode_share/<batch>``: the bytes that its steps must read, of what the memory could give in that time.
 ``eager/<batch>``: the same without graphs. ``prefill/<tokens>`` in tokens/s, one prompt, one step;
 ``prefill_share/<tokens>``: its operations, of what the matrix units could do in that time. ``hand_over/<tokens>`` in
@@ -28,6 +29,7 @@ import torch
 
 from benchmarks.arguments import count
 from benchmarks.gpu_parts.ceilings import matmul_flops_per_s, memory_bytes_per_s
+from benchmarks.gpu_parts.decode_kernels import decode_kernel_rows
 from benchmarks.gpu_parts.engine import MAX_BATCH, EngineBench, Settings
 from benchmarks.gpu_parts.hand_over import HandOver, Meeting, hand_over, nixl_builder, prefilling
 from benchmarks.gpu_parts.shape import SHAPES, LlamaShape, llama_directory
@@ -35,6 +37,7 @@ from benchmarks.report import Row, add_json_option, publish
 
 DECODE_PROMPT_TOKENS = 128
 NUM_REPEATS = 3
+PARTS = ("attention", "decode", "prefill", "hand_over")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +120,7 @@ class Run:
         try:
             self.rows.append(self._start_row(bench))
             parts: dict[str, Callable[[], Iterator[Row]]] = {
+                "attention": lambda: self._attention(ceilings),
                 "decode": lambda: self._decode(bench, ceilings),
                 "prefill": lambda: self._prefill(bench, ceilings),
                 "hand_over": lambda: self._hand_over(bench, meeting),
@@ -148,6 +152,9 @@ class Run:
                 "attention": str(getattr(runner._attention, "kernels", "cpu")),
             },
         )
+
+    def _attention(self, ceilings: Ceilings) -> Iterator[Row]:
+        return decode_kernel_rows(self._shape, self._settings.block_size, ceilings.memory_bytes)
 
     def _decode(self, bench: EngineBench, ceilings: Ceilings) -> Iterator[Row]:
         num_steps = self._args.steps
@@ -197,8 +204,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--parts",
         nargs="+",
-        choices=("decode", "prefill", "hand_over"),
-        default=["decode", "prefill", "hand_over"],
+        choices=PARTS,
+        default=list(PARTS),
         help="in this order",
     )
     parser.add_argument("--model", type=Path, help="a directory for the model, 16 GB, kept for the next run")
