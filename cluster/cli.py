@@ -258,7 +258,7 @@ def whatif(
     calibration: Annotated[
         str,
         typer.Option(
-            help="What workers are: those of the cluster that runs at a URL, cpu_host, cpu_core, cpu_pair, gpu, or a "
+            help="What workers are: those of the cluster that runs at a URL, cpu_host, gpu, h200 or another by name, or a "
             "measured file."
         ),
     ] = "cpu_host",

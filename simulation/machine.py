@@ -204,4 +204,32 @@ GPU = Machine(
 GFLOP a prompt token at 40 % of 990 TFLOP/s, 128 KiB of KV a token. Computed, not measured.
 """
 
-MACHINES = {machine.name: machine for machine in (CPU_HOST, CPU_CORE, CPU_PAIR, GPU)}
+H200 = replace(
+    GPU,
+    name="h200",
+    step_time=StepTimeModel(
+        base_s=4.6e-3, row_s=1.3e-5, context_token_s=3.1e-8, prompt_token_s=1.85e-5, prompt_read_s=2.7e-9,
+        error=1.0, num_steps=1,
+    ),
+)  # fmt: skip
+"""An H200 with such a model: what ``benchmarks.gpu`` measured of steps (benchmarks/results/gpu.json), and the context of a
+row at the rate of its memory."""
+
+H200_PAIR = replace(
+    H200,
+    name="h200_pair",
+    shared_step_time=replace(
+        H200.step_time,
+        base_s=2 * H200.step_time.base_s,
+        row_s=2 * H200.step_time.row_s,
+        context_token_s=2 * H200.step_time.context_token_s,
+        prompt_token_s=2 * H200.step_time.prompt_token_s,
+        prompt_read_s=2 * H200.step_time.prompt_read_s,
+    ),
+    workers_per_host=2,
+    transfer=TransferModel(latency_s=3e-3, bytes_per_s=130e9),
+    num_blocks=GPU.num_blocks // 2,
+)
+"""Two workers that share it, and take turns while both compute. KV goes from one to the other within its memory."""
+
+MACHINES = {machine.name: machine for machine in (CPU_HOST, CPU_CORE, CPU_PAIR, GPU, H200, H200_PAIR)}
