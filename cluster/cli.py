@@ -258,8 +258,8 @@ def whatif(
     calibration: Annotated[
         str,
         typer.Option(
-            help="What workers are: those of the cluster that runs at a URL, cpu_host, gpu, h200 or another by name, or a "
-            "measured file."
+            help="What workers are: those of the cluster that runs at a URL, a machine by name (cpu_host, gpu, h200, "
+            "h200_pair, ...), or a measured file."
         ),
     ] = "cpu_host",
     load_seed: Annotated[int, typer.Option(help="Same seed, same load and same answer.")] = 0,
