@@ -212,7 +212,7 @@ H200 = replace(
         error=1.0, num_steps=1,
     ),
 )  # fmt: skip
-"""An H200 with such a model: what ``benchmarks.gpu`` measured of steps (benchmarks/results/gpu.json), and what a row reads
+"""An H200 with such a model: what ``benchmarks.gpu`` measured of steps (results/gpu.json), and what a row reads
 at the rate of its memory."""
 
 H200_PAIR = replace(
