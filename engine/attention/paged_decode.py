@@ -86,7 +86,8 @@ def paged_decode(
     return output
 
 
-@triton.jit(do_not_specialize=["window"])
+# What differs from step to step must not call for another kernel, which would be compiled while requests wait.
+@triton.jit(do_not_specialize=["window", "table_row"], do_not_specialize_on_alignment=["tables", "seq_lens"])
 def _attend_parts(
     query,
     key,
@@ -173,7 +174,7 @@ def _attend_parts(
     tl.store(weights + places, weight, mask=members < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["seq_lens"])
 def _join_parts(
     totals,
     tops,

@@ -134,7 +134,8 @@ def _gate(gate_up, output, SIZE: tl.constexpr, ACTIVATION: tl.constexpr, TILE: t
     tl.store(output + row * SIZE + columns, (gate * up).to(output.dtype.element_ty), mask=is_there)
 
 
-@triton.jit
+# Where these lie depends on how many tokens there are, and must not call for another kernel while requests wait.
+@triton.jit(do_not_specialize_on_alignment=["positions", "blocks", "offsets"])
 def _place_heads(
     heads,
     query_norm,
