@@ -32,6 +32,8 @@ class TritonOps:
 
     def add_norm(self, hidden: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """See ``FusedOps``."""
+        assert hidden.is_contiguous()
+        assert delta.is_contiguous()
         size, norm = len(weight), self._spec.norm
         output = torch.empty_like(hidden)
         padded_size = triton.next_power_of_2(size)
@@ -51,6 +53,7 @@ class TritonOps:
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See ``FusedOps``."""
+        assert gate_up.is_contiguous()
         num_tokens, size = len(gate_up), gate_up.shape[1] // 2
         output = gate_up.new_empty(num_tokens, size)
         _gate[(num_tokens, triton.cdiv(size, GATE_TILE))](
@@ -69,6 +72,7 @@ class TritonOps:
     ) -> torch.Tensor:
         """See ``FusedOps``."""
         num_tokens, num_all, head_dim = heads.shape
+        assert heads.stride()[1:] == (head_dim, 1)
         num_heads, num_kv_heads = counts
         query = heads.new_empty(num_tokens, num_heads, head_dim)
         keys, values = cache
