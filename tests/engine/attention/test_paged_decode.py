@@ -12,6 +12,7 @@ from triton.backends.compiler import GPUTarget
 from engine.attention import paged_decode
 from tests.support.attention.interpreted_decode import DecodeCase, interpret
 from tests.support.attention.varlen_double import VarlenDouble
+from tests.support.triton_specializations import note_launches
 
 ROUND = paged_decode.NUM_PROGRAMS * paged_decode.PART_LEN
 CASES = (
@@ -39,6 +40,15 @@ def test_it_computes_attention(outputs: list[torch.Tensor], index: int) -> None:
 
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(outputs: list[torch.Tensor]) -> None:
     assert torch.equal(outputs[-1], outputs[1][:1])
+
+
+def test_it_is_not_compiled_anew_for_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While requests wait, that would be."""
+    kernels = note_launches(monkeypatch, paged_decode, "_attend_parts", "_join_parts")
+    for lengths in ((1,), (16 * 14,), (300, 7), (200, 10, 150), (5,) * 16):
+        DecodeCase(lengths=lengths).attend(paged_decode.paged_decode)
+
+    assert [len(kernel.seen) for kernel in kernels] == [1, 1]
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [(75, "fp16"), (90, "bf16")])

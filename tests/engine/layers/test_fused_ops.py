@@ -16,7 +16,8 @@ from engine.contract.errors import ConfigError
 from engine.layers import triton_ops
 from engine.layers.fused_ops import FusedOps, choose_fused_ops
 from engine.layers.layer_spec import FusedSpec, NormSpec
-from tests.support.engine.interpreted_ops import CASES, interpret
+from tests.support.engine.interpreted_ops import CASES, OpsCase, interpret
+from tests.support.triton_specializations import note_launches
 
 CPU, OTHER = torch.device("cpu"), torch.device("meta")
 SPEC = FusedSpec(norm=NormSpec(eps=1e-5))
@@ -63,6 +64,17 @@ def test_they_compile_for_gpus(capability: int, dtype: str, tmp_path: Path, monk
         signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
         source = triton.compiler.ASTSource(kernel, signature, constexprs=constants)
         assert triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
+
+
+def test_none_is_compiled_anew_for_another_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While requests wait, that would be. What lies behind numbers of tokens is not always aligned alike."""
+    kernels = note_launches(monkeypatch, triton_ops, "_add_norm", "_gate", "_place_heads")
+    for num_tokens in (1, 2, 3, 8, 16, 17):
+        OpsCase(num_tokens=num_tokens).answer(triton_ops.TritonOps)
+    for first in range(4):
+        OpsCase(num_tokens=16).answer(triton_ops.TritonOps, rows=slice(first, None))
+
+    assert [len(kernel.seen) for kernel in kernels] == [1, 1, 1]
 
 
 def _refuse(spec: FusedSpec) -> NoReturn:
