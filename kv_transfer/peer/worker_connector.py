@@ -121,7 +121,7 @@ class TransferWorker:
             memory=memory,
             on_verified=self._notify,
         )
-        leases.on_change = self._notify
+        leases.on_change = functools.partial(self._notify, expects_reader=True)
         announcements.on_change = self._notify
         transport.on_event = self._notify
         self._thread = threading.Thread(target=self._run, name=f"baton-kv-{identity.engine_id}", daemon=True)
@@ -212,9 +212,11 @@ class TransferWorker:
             self._condition.notify()
             return True
 
-    def _notify(self) -> None:
-        """Have the connector's thread look around. From any thread."""
+    def _notify(self, *, expects_reader: bool = False) -> None:
+        """Have the connector's thread look around, and often if somebody is about to read. From any thread."""
         with self._condition:
+            if expects_reader:
+                self._poll_period.restart()
             self._has_notice = True
             self._condition.notify()
 

@@ -19,6 +19,7 @@ from kv_transfer.params import PROTOCOL_VERSION, Hello, KVTransferParams, PeerId
 from kv_transfer.peer.announcements import Announcements
 from kv_transfer.peer.counters import TransferCounters
 from kv_transfer.peer.lease import LeaseTable
+from kv_transfer.peer.poll_period import LAST_PERIOD_S, PollPeriod
 from kv_transfer.peer.worker_connector import TransferWorker
 from kv_transfer.transport import ReadState
 from tests.support.engine.kv_engine import KVEngineSpec, wait_until
@@ -80,8 +81,30 @@ class CountingRendezvous(NobodyToMeet):
         return super().meet(engine_id, hello, timeout_s=timeout_s)
 
 
+class PolledTransport(ScriptedTransport):
+    """A transport that wakes nobody."""
+
+    needs_polling = True
+
+
+class NotedPeriod(PollPeriod):
+    """Notes how long the thread slept from look to look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.periods_s: list[float] = []
+
+    def next_busy_s(self) -> float:
+        """The next one."""
+        self.periods_s.append(super().next_busy_s())
+        return self.periods_s[-1]
+
+
 def _make_worker(
-    transport: ScriptedTransport, wake: threading.Event, rendezvous: Rendezvous | None = None
+    transport: ScriptedTransport,
+    wake: threading.Event,
+    rendezvous: Rendezvous | None = None,
+    leases: LeaseTable | None = None,
 ) -> TransferWorker:
     return TransferWorker(
         options=ConnectorOptions(),
@@ -90,7 +113,7 @@ def _make_worker(
         region=REGION,
         transport=transport,
         rendezvous=rendezvous or NobodyToMeet(),
-        leases=LeaseTable(ttl_s=30.0, clock=time.monotonic),
+        leases=leases or LeaseTable(ttl_s=30.0, clock=time.monotonic),
         announcements=Announcements(ttl_s=30.0, clock=time.monotonic),
         wake=wake.set,
         clock=time.monotonic,
@@ -161,6 +184,21 @@ def test_closed_connector_meets_nobody() -> None:
     worker.peers.close()
     assert rendezvous.asked_for == []
     assert [ended.failed_block_ids for ended in worker.collect().loads] == [(2,)]
+
+
+def test_a_source_looks_often_for_who_reads_what_it_just_leased() -> None:
+    """However long others' leases are there already: a reader waits for the answer that its read was good."""
+    leases = LeaseTable(ttl_s=30.0, clock=time.monotonic)
+    worker = _make_worker(PolledTransport(), threading.Event(), leases=leases)
+    worker._poll_period = noted = NotedPeriod()
+    leases.grant(request_id="early", block_ids=(1,))
+    wait_until(lambda: noted.periods_s[-1:] == [LAST_PERIOD_S])
+    num_before = len(noted.periods_s)
+
+    leases.grant(request_id="late", block_ids=(2,))
+
+    wait_until(lambda: min(noted.periods_s[num_before:], default=LAST_PERIOD_S) < LAST_PERIOD_S / 2)
+    worker.close()
 
 
 def _build(connector: str, region: KVRegion = REGION, fabric: InProcessFabric | None = None) -> None:
