@@ -123,8 +123,9 @@ async def resetting_caches(made: World, feature: Feature) -> Answer:
     """All workers drop what they have computed in the middle of the answer."""
     async with asking(made, feature) as answering:
         await made.waiting_engine("decode")
+        num_before = len(made.decode.resets)
         resetting = asyncio.create_task(made.service.administration.reset_prefix_cache(preempt_running=True))
-        await asyncio.sleep(0)
+        await until(lambda: len(made.decode.resets) > num_before)
         made.let_go()
         told = await resetting
     assert sum(item.dropped.num_preempted for item in told if item.dropped is not None) > 0

@@ -35,13 +35,15 @@ DRAIN_TIMEOUT_S = 20.0
 class EnginePool:
     """The engines of one role, by their names. ``moves_out``: live requests leave one that drains.
 
-    ``submitted`` are all requests that a router sent, in order, ``ordered`` those that were told to go on elsewhere.
+    ``submitted`` are all requests that a router sent, in order, ``ordered`` those that were told to go on elsewhere,
+    ``resets`` the engines that were told to drop their caches.
     """
 
     def __init__(self, *, moves_out: bool) -> None:
         self.engines: dict[str, AsyncEngine] = {}
         self.submitted: list[GenerateRequest] = []
         self.ordered: list[str] = []
+        self.resets: list[str] = []
         self._infos: dict[str, WorkerInfo] = {}
         self._moves_out = moves_out
 
@@ -101,6 +103,7 @@ class EnginePool:
 
     async def reset_prefix_cache(self, replica_id: str, *, preempt_running: bool) -> CacheReset | None:
         """Drop what is cached."""
+        self.resets.append(replica_id)
         return await self.engines[replica_id].reset_prefix_cache(preempt_running=preempt_running)
 
     async def move_out(self, replica_id: str, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
