@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
@@ -47,12 +48,7 @@ def decode_kernel_rows(shape: LlamaShape, block_size: int, memory_bytes_per_s: f
         )
         floor_s = num_rows * num_tokens * shape.kv_bytes_per_token / shape.num_layers / memory_bytes_per_s
         for name, kernel in kernels.items():
-
-            def attend(kernel: VarlenKernel = kernel) -> None:
-                for _ in range(NUM_LAYERS):
-                    kernel(query, keys, values, batch, spec)  # noqa: B023  (called within this turn)
-
-            seconds = _captured_s(attend, device)
+            seconds = _captured_s(partial(kernel, query, keys, values, batch, spec), device)
             if seconds is not None:
                 share = floor_s / (seconds / NUM_LAYERS)
                 yield Row(
@@ -64,8 +60,13 @@ def decode_kernel_rows(shape: LlamaShape, block_size: int, memory_bytes_per_s: f
 
 
 @torch.inference_mode()
-def _captured_s(work: Callable[[], None], device: torch.device) -> float | None:
-    """Median seconds of a replay; None where a kernel refuses."""
+def _captured_s(attend: Callable[[], object], device: torch.device) -> float | None:
+    """Median seconds of a replay of all calls; None where a kernel refuses."""
+
+    def work() -> None:
+        for _ in range(NUM_LAYERS):
+            attend()
+
     graph = torch.cuda.CUDAGraph()
     try:
         work()

@@ -14,7 +14,9 @@ from engine.layers.rotary import Rotations, rotate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadTransform:
-    """One layer's heads; the norms are None in models without them, and those that ``fused_ops`` know if there are."""
+    """One layer's heads; the norms are None in models without them. ``fused_ops``, if there are any, normalise heads by
+    the norm of the model's ``FusedSpec``, which is that of ``query_norm`` and ``key_norm``.
+    """
 
     num_heads: int
     num_kv_heads: int

@@ -92,6 +92,18 @@ def test_workers_that_borrow_cores_are_known_alone_and_beside_each_other() -> No
         )
 
 
+def test_workers_that_share_a_gpu_are_known_as_those_that_share_cores() -> None:
+    workers = reported_by(elastic(2, SHARED, PROMISE))
+    on_gpu = [worker.model_copy(update={"num_threads": 0, "shared_gpu": "GPU-a"}) for worker in workers]
+    apart_from_it = on_gpu[1].model_copy(update={"shared_gpu": "GPU-b"})
+
+    machine = reported_calibration("here", on_gpu).machine
+
+    assert machine == reported_calibration("here", workers).machine
+    assert machine.workers_per_host == 2
+    assert reported_calibration("here", [on_gpu[0], apart_from_it]).machine.shared_step_time is None
+
+
 def assert_like(machine: Machine, real: Machine, *, prices: Sequence[str]) -> None:
     for name in ("kv_bytes_per_token", "block_size", "num_blocks", "max_model_len"):
         assert getattr(machine, name) == getattr(real, name), name

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ ENVIRONMENT = {"TRITON_INTERPRET": "1", "OPENBLAS_CORETYPE": "Nehalem"}
 where it stands in its matrix. GPUs do not, nor does this one, which every x86-64 CPU runs."""
 
 
-def interpret(module: str, cases: Sequence[object], directory: Path) -> list[torch.Tensor]:
+def interpret(module: str, cases: Sequence[object], directory: Path) -> list[Any]:
     """What ``python -m MODULE QUESTIONS ANSWERS`` says of cases: it reads them from one file, and writes the other."""
     questions, answers = directory / "cases", directory / "outputs"
     torch.save(cases, questions)
@@ -27,5 +28,5 @@ def interpret(module: str, cases: Sequence[object], directory: Path) -> list[tor
         timeout=TIMEOUT_S,
         check=True,
     )
-    outputs: list[torch.Tensor] = torch.load(answers)
+    outputs: list[Any] = torch.load(answers)
     return outputs

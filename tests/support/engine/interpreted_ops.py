@@ -109,8 +109,7 @@ CASES = (
 
 def interpret(cases: list[tuple[OpsCase, slice]], directory: Path) -> list[list[torch.Tensor]]:
     """What the kernels say of each case and its rows."""
-    outputs: list[list[torch.Tensor]] = triton_interpreter.interpret(__name__, cases, directory)  # type: ignore[assignment]
-    return outputs
+    return triton_interpreter.interpret(__name__, cases, directory)
 
 
 def main() -> None:
