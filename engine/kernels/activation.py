@@ -7,7 +7,7 @@ from numba import carray, njit
 
 from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel, exp
 from engine.kernels.lanes import LANES
-from engine.kernels.machine_code import narrow, pointer, take_next, widen
+from engine.kernels.machine_code import address_of, narrow, pointer, take_next, widen
 from engine.kernels.row_loops import (
     ERROR_POLYNOMIAL,
     ERROR_SLOPE,
@@ -90,7 +90,7 @@ def _bend(kind, gate, up, output):
     """``up`` is not looked at where there is no gate."""
     whole = len(gate) // LANES * LANES
     if whole > 0:
-        bend_row(kind, gate.ctypes.data, up.ctypes.data, output.ctypes.data, whole, gate[0])
+        bend_row(kind, address_of(gate), address_of(up), address_of(output), whole, gate[0])
     for i in range(whole, len(gate)):
         g = widen(gate[i])
         other = np.float32(1.0) if has_no_gate(kind) else widen(up[i])
@@ -102,7 +102,7 @@ def _clamp(gate, up, output, alpha, limit):
     """The bend of a clamped gate."""
     whole = len(gate) // LANES * LANES
     if whole > 0:
-        clamped_gate_row(gate.ctypes.data, up.ctypes.data, output.ctypes.data, whole, alpha, limit, gate[0])
+        clamped_gate_row(address_of(gate), address_of(up), address_of(output), whole, alpha, limit, gate[0])
     for i in range(whole, len(gate)):
         g, u = widen(gate[i]), widen(up[i])
         g, u = limit if g > limit else g, limit if u > limit else -limit if u < -limit else u

@@ -120,6 +120,14 @@ def cap_scores(scores, count, scale, softcap):
 
 
 @njit(**PART_OPTIONS)
+def add_to_each(numbers, count, number):
+    """Add a number to the first ``count``. As an operation on a part of an array it takes numba a second to compile:
+    such a part may not fit, which is told in words."""
+    for index in range(count):
+        numbers[index] += number
+
+
+@njit(**PART_OPTIONS)
 def start_softmax(sinks, has_sinks, scale, group, maxima, totals):
     """The running maximum and the sum of weights before the first key, for rows whose heads follow each other.
 

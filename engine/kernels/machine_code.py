@@ -35,6 +35,18 @@ def pointer(typing_context: Any, address: Any) -> Any:
 
 
 @intrinsic
+def address_of(typing_context: Any, array: Any) -> Any:
+    """Where an array's numbers are. What numpy's ``ctypes.data`` gives is unsigned: with another integer it makes a
+    float."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(array)(context, builder, arguments[0]).data
+        return builder.ptrtoint(data, _I64)
+
+    return types.int64(array), generate
+
+
+@intrinsic
 def take_next(typing_context: Any, address: Any) -> Any:
     """Read the 64-bit counter at an address and add one to it, as one step for all threads."""
 

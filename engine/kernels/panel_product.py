@@ -12,9 +12,9 @@ import numpy as np
 from numba import carray, njit
 
 from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
-from engine.kernels.machine_code import take_next
+from engine.kernels.machine_code import address_of, take_next
 from engine.kernels.row_loops import convert_row
-from engine.kernels.tile_product import MAX_ROWS, PANEL, UNROLLED, WORD_BYTES, any_tile
+from engine.kernels.tile_product import MAX_ROWS, PANEL, UNROLLED, WORD_BYTES, multiply_tile
 
 CHUNK_BYTES = 3 << 19
 """So much of the input sees a panel before the next one comes from far away: it stays in a core's own cache."""
@@ -34,8 +34,6 @@ COUNTER, INPUT, PANELS, BIAS, OUTPUT = range(5)  # addresses
 NUM_ROWS, NUM_WORDS, OUT_SIZE = 5, 6, 7
 INPUT_STRIDE = 8  # bytes
 NUM_PARAMETERS = 9
-
-_tile = any_tile()
 
 
 @njit(**PART_OPTIONS)
@@ -73,7 +71,7 @@ def _multiply_block(x, x_stride, num_rows, panel, width, start, start_stride, y,
     for num_left in range((num_rows + MAX_ROWS - 1) // MAX_ROWS, 0, -1):
         height = (num_rows - row + num_left - 1) // num_left
         from_row, at_start, to_row = x + row * x_stride, start + row * start_stride, y + row * y_stride
-        _tile(height, from_row, x_stride, panel, width, at_start, start_stride, to_row, y_stride, weight)
+        multiply_tile(height, from_row, x_stride, panel, width, at_start, start_stride, to_row, y_stride, weight)
         row += height
 
 
@@ -89,7 +87,7 @@ def _run(p, weight, weight_bytes, output, output_bytes):
     while item < num_panels * num_chunks:
         row = item // num_panels * num_rows
         end = min(row + num_rows, p[NUM_ROWS])
-        sums_at, wide_at = sums.ctypes.data, wide.ctypes.data
+        sums_at, wide_at = address_of(sums), address_of(wide)
         _multiply(p, item % num_panels, row, end, sums_at, wide_at, weight, weight_bytes, output, output_bytes)
         item = take_next(p[COUNTER])
 

@@ -7,7 +7,7 @@ from numba import carray, njit
 
 from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.lanes import LANES
-from engine.kernels.machine_code import narrow, pointer, take_next, widen
+from engine.kernels.machine_code import address_of, narrow, pointer, take_next, widen
 from engine.kernels.row_loops import add_row, scale_row, scale_row_by_sum, square_sum
 
 # The fields of the parameter block, all int64.
@@ -24,7 +24,7 @@ NUM_NORM_NUMBERS = 3
 def _add(hidden, delta, scale):
     whole = len(hidden) // LANES * LANES
     if whole > 0:
-        add_row(hidden.ctypes.data, delta.ctypes.data, whole, scale, hidden[0])
+        add_row(address_of(hidden), address_of(delta), whole, scale, hidden[0])
     for i in range(whole, len(hidden)):
         hidden[i] = narrow(widen(hidden[i]) + scale * widen(delta[i]), hidden[i])
 
@@ -38,12 +38,12 @@ def normalize(source, weight, numbers, size, target):
     epsilon, offset = numbers[EPSILON], numbers[OFFSET]
     whole, total = size // LANES * LANES, np.float32(0.0)
     if whole > 0:
-        total = square_sum(source.ctypes.data, whole, source[0])
+        total = square_sum(address_of(source), whole, source[0])
     for i in range(whole, size):
         total += widen(source[i]) * widen(source[i])
     scale = np.float32(1.0) / np.sqrt(total / np.float32(size) + epsilon)
     if whole > 0:
-        addresses = source.ctypes.data, weight.ctypes.data, target.ctypes.data
+        addresses = address_of(source), address_of(weight), address_of(target)
         if offset == np.float32(0.0):
             scale_row(addresses[0], addresses[1], source[0], addresses[2], target[0], whole, scale, offset)
         else:

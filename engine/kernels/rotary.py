@@ -7,7 +7,7 @@ from numba import carray, njit
 
 from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.lanes import LANES
-from engine.kernels.machine_code import narrow, pointer, take_next, widen
+from engine.kernels.machine_code import address_of, narrow, pointer, take_next, widen
 from engine.kernels.rms_norm import NUM_NORM_NUMBERS, normalize
 from engine.kernels.row_loops import rotate_row
 
@@ -33,7 +33,7 @@ def _rotate(vector, cosine, sine, target):
     for d in range(2 * half, len(target)):
         target[d] = narrow(widen(vector[d]), target[d])
     if half > 0 and half % LANES == 0:
-        addresses = vector.ctypes.data, cosine.ctypes.data, sine.ctypes.data, target.ctypes.data
+        addresses = address_of(vector), address_of(cosine), address_of(sine), address_of(target)
         rotate_row(addresses[0], vector[0], addresses[1], addresses[2], addresses[3], half, target[0])
         return
     for d in range(half):

@@ -12,7 +12,7 @@ import numpy as np
 from numba import carray, njit
 
 from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
-from engine.kernels.machine_code import pointer, prefetch, rank, take_next, widen
+from engine.kernels.machine_code import address_of, pointer, prefetch, rank, take_next, widen
 
 PART = 512
 """Columns whose maximum is found before it is compared with that of the columns before."""
@@ -54,7 +54,7 @@ def _search(row, lowest):
     """The first column of the highest number, and its rank."""
     highest, found = lowest, 0
     for start in range(0, len(row), PART):
-        ahead = row.ctypes.data + start * row.itemsize + PREFETCH_BYTES
+        ahead = address_of(row) + start * row.itemsize + PREFETCH_BYTES
         for offset in range(0, PART * row.itemsize, CACHE_LINE_BYTES):
             prefetch(ahead + offset)
         of_part = _highest(row[start : start + PART], lowest)

@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
-from engine.kernels.compiled import PART_OPTIONS
 from engine.kernels.lanes import LANES, multiply_add_pairs
 
 PANEL = 2 * LANES
@@ -29,6 +28,9 @@ UNROLLED = 4
 WORD_BYTES = 4
 """Of a word of the input."""
 
+GROUP = 4
+"""Rows whose words a register with the address of one of them reaches, by one, two or three times a stride."""
+
 PAIR = types.uint32
 """What tells that words are pairs of bfloat16."""
 
@@ -39,37 +41,41 @@ _BYTES = ir.IntType(8).as_pointer()
 _BF16_SHIFT = 16
 
 
-def tile_product(num_rows: int) -> Any:
-    """``tile(x, x_stride, panel, num_words, start, start_stride, y, y_stride, like)`` for so many rows.
+@intrinsic
+def multiply_tile(
+    typing_context: Any,
+    height: Any,
+    x: Any,
+    x_stride: Any,
+    panel: Any,
+    num_words: Any,
+    start: Any,
+    start_stride: Any,
+    y: Any,
+    y_stride: Any,
+    like: Any,
+) -> Any:
+    """So many rows of the input as ``height`` says, 1 to ``MAX_ROWS``, each with a loop of its own.
 
-    All but the last one are addresses, strides in bytes and a count. The output y, and what its sums ``start`` with are
-    float32: a stride of 0 is a bias for all rows. ``like`` is of the weight's type: float32, uint16 for bfloat16, int16
-    for float16, each with an input x in float32; or ``PAIR``, with both in pairs of bfloat16.
+    All between the first and the last one are addresses, strides in bytes and a count. The output y, and what its sums
+    ``start`` with are float32: a stride of 0 is a bias for all rows. ``like`` is of the weight's type: float32, uint16
+    for bfloat16, int16 for float16, each with an input x in float32; or ``PAIR``, with both in pairs of bfloat16.
     """
 
-    @intrinsic
-    def tile(
-        typing_context: Any,
-        x: Any,
-        x_stride: Any,
-        panel: Any,
-        num_words: Any,
-        start: Any,
-        start_stride: Any,
-        y: Any,
-        y_stride: Any,
-        like: Any,
-    ) -> Any:
-        """One tile."""
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        chosen, *places = arguments[:9]
+        after = builder.append_basic_block("after")
+        switch = builder.switch(chosen, after)
+        for num_rows in range(1, MAX_ROWS + 1):
+            block = builder.append_basic_block(f"rows{num_rows}")
+            switch.add_case(_int(num_rows), block)
+            builder.position_at_end(block)
+            _Tile(builder, num_rows, like).build(*places)
+            builder.branch(after)
+        builder.position_at_end(after)
+        return context.get_dummy_value()
 
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            tile = _Tile(builder, num_rows, like)
-            tile.build(*arguments[:8])
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 8, like), generate
-
-    return tile
+    return types.void(*[types.int64] * 9, like), generate
 
 
 class _Tile:
@@ -80,6 +86,7 @@ class _Tile:
         self._floats, self._shorts, self._ints = (ir.VectorType(kind, LANES) for kind in (_F32, _I16, _I32))
         self._rows = range(num_rows)
         self._weight = weight
+        self._panel_bytes = PANEL * _num_bytes(weight)
         self._operand = self._ints if weight == PAIR else self._floats
         if weight == PAIR:
             self._multiply_add = multiply_add_pairs()
@@ -92,20 +99,29 @@ class _Tile:
     ) -> None:
         """A loop over the input's words that keeps the sums in registers, then the stores."""
         b = self._builder
-        starts = [b.add(x, b.mul(x_stride, _int(row))) for row in self._rows]
         places = [b.add(start, b.mul(start_stride, _int(row))) for row in self._rows]
         first = [[self._load(place, half, types.float32) for half in range(2)] for place in places]
+        groups = [self._hide(b.add(x, b.mul(x_stride, _int(row)))) for row in self._rows[::GROUP]]
+        one, three = self._hide(x_stride), self._hide(b.mul(x_stride, _int(3)))
+        steps = [_int(0), one, b.mul(one, _int(2)), three]
         before, body, after = b.block, b.append_basic_block("words"), b.append_basic_block("stores")
         b.branch(body)
         b.position_at_end(body)
-        word = b.phi(_I64)
+        word, *addresses = [b.phi(_I64) for _ in range(2 + len(groups))]
         sums = [[b.phi(self._floats) for _ in range(2)] for _ in self._rows]
         results = [list(row) for row in sums]
+        *at, panel_at = addresses
         for step in range(UNROLLED):
-            self._add_word(b.add(word, _int(step)), starts, panel, results)
+            offset = _int(step * WORD_BYTES)
+            words = [b.add(b.add(at[row // GROUP], steps[row % GROUP]), offset) for row in self._rows]
+            self._add_word(words, b.add(panel_at, _int(step * self._panel_bytes)), results)
         following = b.add(word, _int(UNROLLED))
         word.add_incoming(_int(0), before)
         word.add_incoming(following, body)
+        widths = [WORD_BYTES] * len(groups) + [self._panel_bytes]
+        for address, begin, num_bytes in zip(addresses, [*groups, panel], widths, strict=True):
+            address.add_incoming(begin, before)
+            address.add_incoming(b.add(address, _int(UNROLLED * num_bytes)), body)
         for row in self._rows:
             for half in range(2):
                 sums[row][half].add_incoming(first[row][half], before)
@@ -116,22 +132,25 @@ class _Tile:
             for half in range(2):
                 self._store(results[row][half], b.add(y, b.mul(y_stride, _int(row))), half)
 
-    def _add_word(self, word: Any, starts: list[Any], panel: Any, results: list[list[Any]]) -> None:
-        """Add one word of the input, times a panel's words."""
+    def _add_word(self, words: list[Any], panel: Any, results: list[list[Any]]) -> None:
+        """Add each row's word of the input, times a panel's words."""
         b = self._builder
-        num_bytes = PANEL * _num_bytes(self._weight)
-        place = b.add(panel, b.mul(word, _int(num_bytes)))
-        for line in range(0, num_bytes, _LINE_BYTES):
-            self._prefetch(b.add(place, _int(_PREFETCH_WORDS * num_bytes + line)))
-        weights = [self._load(place, half, self._weight) for half in range(2)]
-        offset = b.mul(word, _int(WORD_BYTES))
+        for line in range(0, self._panel_bytes, _LINE_BYTES):
+            self._prefetch(b.add(panel, _int(_PREFETCH_WORDS * self._panel_bytes + line)))
+        weights = [self._load(panel, half, self._weight) for half in range(2)]
         unset = ir.Constant(self._operand, ir.Undefined)
-        for row in self._rows:
-            address = b.inttoptr(b.add(starts[row], offset), self._operand.element.as_pointer())
+        for row, word in zip(self._rows, words, strict=True):
+            address = b.inttoptr(word, self._operand.element.as_pointer())
             lowest = b.insert_element(unset, b.load(address, align=_num_bytes(types.uint16)), ir.Constant(_I32, 0))
             everywhere = b.shuffle_vector(lowest, unset, self._all(0))
             for half in range(2):
                 results[row][half] = self._accumulate(results[row][half], everywhere, weights[half])
+
+    def _hide(self, number: Any) -> Any:
+        """The same number, of which LLVM no longer knows where it comes from: else it makes each row's address out of
+        the one before, and every load waits for that."""
+        kind = ir.FunctionType(_I64, [_I64])
+        return self._builder.asm(kind, "", "=r,0", [number], False)
 
     def _accumulate(self, total: Any, x: Any, weight: Any) -> Any:
         arguments = [total, x, weight] if self._weight == PAIR else [x, weight, total]
@@ -177,31 +196,3 @@ def _num_bytes(like: Any) -> int:
 
 def _int(value: int) -> Any:
     return ir.Constant(_I64, value)
-
-
-def any_tile() -> Any:
-    """``tile(height, x, x_stride, panel, num_words, start, start_stride, y, y_stride, like)``: 1 to ``MAX_ROWS`` rows;
-    see ``tile_product``.
-    """
-    first = tile_product(1)
-
-    @njit(**PART_OPTIONS)  # type: ignore[untyped-decorator]
-    def tile(height, x, x_stride, panel, num_words, start, start_stride, y, y_stride, like):  # type: ignore[no-untyped-def]
-        first(x, x_stride, panel, num_words, start, start_stride, y, y_stride, like)
-
-    for height in range(2, MAX_ROWS + 1):
-        tile = _or_lower(height, tile_product(height), tile)
-    return tile
-
-
-def _or_lower(own_height: int, own: Any, lower: Any) -> Any:
-    """A tile of one height more than ``lower`` knows."""
-
-    @njit(**PART_OPTIONS)  # type: ignore[untyped-decorator]
-    def tile(height, x, x_stride, panel, num_words, start, start_stride, y, y_stride, like):  # type: ignore[no-untyped-def]
-        if height == own_height:
-            own(x, x_stride, panel, num_words, start, start_stride, y, y_stride, like)
-        else:
-            lower(height, x, x_stride, panel, num_words, start, start_stride, y, y_stride, like)
-
-    return tile

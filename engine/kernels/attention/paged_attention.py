@@ -18,13 +18,14 @@ from engine.kernels.compiled import (
     SCALE,
     SOFTCAP,
     STORAGE,
+    add_to_each,
     cap_scores,
     compile_kernel,
     exp,
     start_softmax,
 )
 from engine.kernels.lanes import LANES
-from engine.kernels.machine_code import narrow, pointer, prefetch_to_second, take_next, widen
+from engine.kernels.machine_code import address_of, narrow, pointer, prefetch_to_second, take_next, widen
 from engine.kernels.row_loops import highest_score, soften_row
 
 TILE = 32
@@ -70,7 +71,7 @@ def _copy_to_tile(p, rows, indices, count, tile, addresses):
         source, target = rows[indices[t]], tile[t]
         for d in range(len(source)):
             target[d] = widen(source[d])
-        addresses[t] = tile.ctypes.data + t * tile.strides[0]
+        addresses[t] = address_of(tile) + t * tile.strides[0]
     return tile[0, 0]
 
 
@@ -89,9 +90,9 @@ def _score_tile(queries, addresses, count, softcap, scores, like):
     first_head = 0
     while first_head < group:
         num_heads = _heads_at_once(group - first_head)
-        query = queries.ctypes.data + first_head * stride
+        query = address_of(queries) + first_head * stride
         for t in range(0, count, KEYS):
-            row, place = addresses[t:].ctypes.data, scores[first_head, t:].ctypes.data
+            row, place = address_of(addresses[t:]), address_of(scores[first_head, t:])
             score_keys(num_heads, query, stride, row, queries.shape[1], place, scores.strides[0], like)
         first_head += num_heads
     if softcap > 0:
@@ -104,7 +105,7 @@ def _score_tile(queries, addresses, count, softcap, scores, like):
 def _soften_tile(scores, maxima, totals, sums):
     """Turn scores into weights relative to the running maximum, and bring what was summed so far to it."""
     for g in range(scores.shape[0]):
-        row = scores[g].ctypes.data
+        row = address_of(scores[g])
         highest = highest_score(row, TILE, maxima[g])
         correction = exp(maxima[g] - highest)
         total = soften_row(row, row, TILE, highest, np.float32(1.0), scores[g, 0])
@@ -120,11 +121,11 @@ def _soften_tile(scores, maxima, totals, sums):
 def _add_tile(scores, addresses, count, sums, like):
     """Add the tile's values by their weights."""
     group, stride = sums.shape[0], sums.strides[0]
-    weights, rows, at_once = scores.ctypes.data, addresses.ctypes.data, VECTORS * LANES
+    weights, rows, at_once = address_of(scores), address_of(addresses), VECTORS * LANES
     first_head = 0
     while first_head < group:
         num_heads = _heads_at_once(group - first_head)
-        weight, target = weights + first_head * scores.strides[0], sums.ctypes.data + first_head * stride
+        weight, target = weights + first_head * scores.strides[0], address_of(sums) + first_head * stride
         d = 0
         while d < sums.shape[1]:
             if d + at_once <= sums.shape[1]:
@@ -157,6 +158,13 @@ def _find_rows(p, table, head, start, end, indices):
         t += p[BLOCK_SIZE] - offset
         block, offset = block + 1, 0
     return count
+
+
+@njit(**PART_OPTIONS)
+def _take_over(indices, count):
+    """The rows of the next tile become those of this one."""
+    for t in range(count):
+        indices[t] = indices[TILE + t]
 
 
 @njit(**PART_OPTIONS)
@@ -232,12 +240,12 @@ def _attend(p, query, rows, output, tile_type):
             _prefetch_rows(p, rows, indices[TILE:], num_next, 0)
             _soften_tile(scores, maxima, totals, sums)
             if value_rows > 0:
-                indices[:count] += value_rows
+                add_to_each(indices, count, value_rows)
                 _locate(p, rows, indices, count, tile, addresses)
             _add_tile(scores, addresses, count, sums, like)
             if value_rows > 0:
                 _prefetch_rows(p, rows, indices[TILE:], num_next, value_rows)
-            indices[:num_next] = indices[TILE : TILE + num_next]
+            _take_over(indices, num_next)
         _write(sums, totals, output[item])
         item = following
 

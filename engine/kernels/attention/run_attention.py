@@ -20,12 +20,13 @@ from engine.kernels.compiled import (
     SCALE,
     SOFTCAP,
     STORAGE,
+    add_to_each,
     cap_scores,
     compile_kernel,
     exp,
     start_softmax,
 )
-from engine.kernels.machine_code import narrow, pointer, take_next, widen
+from engine.kernels.machine_code import address_of, narrow, pointer, take_next, widen
 from engine.kernels.row_loops import highest_score, soften_row
 
 KEYS = 128
@@ -113,9 +114,9 @@ def _soften(scores, low, high, width, scale, softcap, row, maxima, totals, sums,
         cap_scores(scores, width, scale, softcap)
     scores[:low] = -np.inf
     scores[high:width] = -np.inf
-    highest = highest_score(scores.ctypes.data, width, maxima[row])
+    highest = highest_score(address_of(scores), width, maxima[row])
     correction = exp((maxima[row] - highest) * scale)
-    total = soften_row(scores.ctypes.data, weights.ctypes.data, width, highest, scale, weights[0])
+    total = soften_row(address_of(scores), address_of(weights), width, highest, scale, weights[0])
     maxima[row] = highest
     totals[row] = totals[row] * correction + total
     if correction != np.float32(1.0):
@@ -126,9 +127,9 @@ def _soften(scores, low, high, width, scale, softcap, row, maxima, totals, sums,
 @njit(**PART_OPTIONS)
 def _score(queries, row, keys, width, scores):
     """Dot products of a tile of queries with the first ``width`` keys of a tile."""
-    source, stride = queries.ctypes.data + row * queries.strides[0], queries.strides[0]
+    source, stride = address_of(queries) + row * queries.strides[0], queries.strides[0]
     for start in range(0, width * WORD_BYTES, COLUMNS * WORD_BYTES):
-        packed, target = keys.ctypes.data + start, scores.ctypes.data + start
+        packed, target = address_of(keys) + start, address_of(scores) + start
         tile_bytes = KEYS * WORD_BYTES
         set_tile(source, stride, packed, tile_bytes, stride // WORD_BYTES, target, tile_bytes, queries[0, 0])
 
@@ -136,10 +137,10 @@ def _score(queries, row, keys, width, scores):
 @njit(**PART_OPTIONS)
 def _add(weights, width, values, sums, row):
     """Add the first ``width`` values of a tile by their weights."""
-    source, stride, num_words = weights.ctypes.data, weights.strides[0], width * weights.itemsize // WORD_BYTES
-    first_sum = sums.ctypes.data + row * sums.strides[0]
+    source, stride, num_words = address_of(weights), weights.strides[0], width * weights.itemsize // WORD_BYTES
+    first_sum = address_of(sums) + row * sums.strides[0]
     for start in range(0, sums.strides[0], COLUMNS * WORD_BYTES):
-        packed = values.ctypes.data + start
+        packed = address_of(values) + start
         add_tile(
             source, stride, packed, values.strides[0], num_words, first_sum + start, sums.strides[0], weights[0, 0]
         )
@@ -214,7 +215,7 @@ def _attend(p, query, rows, words, output, product, packed):
                 block, offset = position // block_size, position % block_size
                 indices[t] = table[block] * p[BLOCK_ROWS] + head * p[HEAD_ROWS] + p[FIRST_ROW] + offset
             _pack_keys(words, indices, count, keys)
-            indices[:count] += p[VALUE_ROWS]
+            add_to_each(indices, count, p[VALUE_ROWS])
             _pack_values(rows, indices, count, values)
             for row in range(0, num_rows, ROWS):
                 place = row, num_rows, group, first, base, count

@@ -13,9 +13,9 @@ from numba import carray, njit
 
 from engine.kernels.activation import ALPHA, CLAMPED_GATE, LIMIT, NUM_CLAMP_NUMBERS, bend_row
 from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
-from engine.kernels.machine_code import add_to, look_at, narrow, pointer, take_next, widen
+from engine.kernels.machine_code import add_to, address_of, look_at, narrow, pointer, take_next, widen
 from engine.kernels.row_loops import add_row, clamped_gate_row
-from engine.kernels.tile_product import MAX_ROWS, PANEL, any_tile
+from engine.kernels.tile_product import MAX_ROWS, PANEL, multiply_tile
 
 FLOAT32_BYTES, COUNTER_BYTES = 4, 8
 
@@ -49,9 +49,6 @@ def max_blocks(num_rows: int, num_experts: int, height: int) -> int:
 def tables_size(num_rows: int, num_experts: int, num_blocks: int) -> int:
     """How many int64 are to be at TABLES: see ``_run``."""
     return 2 * num_rows + num_experts + 1 + 2 + BLOCK_FIELDS * num_blocks
-
-
-_tile = any_tile()
 
 
 @njit(**PART_OPTIONS)
@@ -122,13 +119,15 @@ def _bend(p, block, index, scratch, numbers, weight, weight_bytes):
     panel = p[GATE_UP] + pair * 2 * panel_bytes
     bias = p[GATE_UP_BIAS] + pair * 2 * PANEL * FLOAT32_BYTES
     x_stride, y_stride = p[ROW_STRIDE] * FLOAT32_BYTES, 2 * PANEL * FLOAT32_BYTES
-    y, row, end = scratch.ctypes.data, block[FIRST], block[END]
+    y, row, end = address_of(scratch), block[FIRST], block[END]
     for num_left in range((end - row + MAX_ROWS - 1) // MAX_ROWS, 0, -1):
         height = (end - row + num_left - 1) // num_left
         x = p[ROWS] + row * x_stride
         for half in range(2):
             of_half, columns = panel + half * panel_bytes, half * PANEL * FLOAT32_BYTES
-            _tile(height, x, x_stride, of_half, p[HIDDEN_SIZE], bias + columns, 0, y + columns, y_stride, weight)
+            multiply_tile(
+                height, x, x_stride, of_half, p[HIDDEN_SIZE], bias + columns, 0, y + columns, y_stride, weight
+            )
         target = p[INNER] + (row * p[INNER_STRIDE] + index * PANEL) * FLOAT32_BYTES
         _bend_rows(p, numbers, scratch, y, target, height)
         row += height
@@ -145,7 +144,7 @@ def _project(p, block, index, weight, weight_bytes):
     for num_left in range((end - row + MAX_ROWS - 1) // MAX_ROWS, 0, -1):
         height = (end - row + num_left - 1) // num_left
         y = p[RESULTS] + row * y_stride + index * PANEL * FLOAT32_BYTES
-        _tile(height, p[INNER] + row * x_stride, x_stride, panel, p[INNER_SIZE], bias, 0, y, y_stride, weight)
+        multiply_tile(height, p[INNER] + row * x_stride, x_stride, panel, p[INNER_SIZE], bias, 0, y, y_stride, weight)
         row += height
 
 
@@ -154,8 +153,8 @@ def _add_up(p, token, places, weights, results, total, output):
     """The weighted sum of a token's experts, in the order of their scores."""
     total[:] = np.float32(0.0)
     for choice in range(token * p[NUM_ACTIVE], (token + 1) * p[NUM_ACTIVE]):
-        result = results.ctypes.data + places[choice] * p[HIDDEN_SIZE] * FLOAT32_BYTES
-        add_row(total.ctypes.data, result, p[HIDDEN_SIZE], weights[choice], total[0])
+        result = address_of(results) + places[choice] * p[HIDDEN_SIZE] * FLOAT32_BYTES
+        add_row(address_of(total), result, p[HIDDEN_SIZE], weights[choice], total[0])
     for i in range(p[HIDDEN_SIZE]):
         output[token, i] = narrow(total[i], output[token, i])
 
