@@ -32,9 +32,7 @@ from engine.contract.role import Role
 from engine.contract.step_frame import pack_step
 from engine.device.core_table import CoreTableError, table_path
 from engine.device.torch_environment import prepare_torch
-from engine.frontend.async_engine import AsyncEngine
 from engine.frontend.call_answers import answer_call
-from engine.frontend.engine_core import EngineCore
 from engine.frontend.os_threads import os_thread_name
 from kv_transfer.connector import Connector, WakeCallback
 from kv_transfer.errors import HandshakeRefusedError, KVTransferError
@@ -53,6 +51,8 @@ from router.wire.frame_server import FrameOffer, FrameServer
 
 if TYPE_CHECKING:
     from engine.build import BuiltEngine
+    from engine.frontend.async_engine import AsyncEngine
+    from engine.frontend.engine_core import EngineCore
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -102,14 +102,7 @@ class Worker:
         except ConfigError as error:
             self._report("failed", refusal=str(error))
             raise
-        self._engine = AsyncEngine(
-            self._build,
-            name=settings.role.name,
-            report_period_s=settings.report_period_s,
-            step_timeout_s=settings.step_timeout_s,
-            clock=self._clock,
-            observer=None if self._tracer is None else WorkerSpans(self._tracer),
-        )
+        self._engine = self._new_engine()
         try:
             await self._engine.start()
         except (CheckpointError, ConfigError, KVTransferError) as error:
@@ -133,10 +126,25 @@ class Worker:
         self._report("ready")
         logger.info("worker started: role=%s engine_id=%s", self._info.role, self._info.engine_id)
 
+    def _new_engine(self) -> AsyncEngine:
+        """One that is not built yet."""
+        # Here and not above: the command that deploys this class has no use for numba, and would wait for it.
+        with loading():
+            from engine.frontend.async_engine import AsyncEngine
+
+        return AsyncEngine(
+            self._build,
+            name=self._settings.role.name,
+            report_period_s=self._settings.report_period_s,
+            step_timeout_s=self._settings.step_timeout_s,
+            clock=self._clock,
+            observer=None if self._tracer is None else WorkerSpans(self._tracer),
+        )
+
     def _build(self) -> EngineCore:
         """The engine; run by its own thread."""
         prepare_torch(self._settings.engine.model.num_threads)
-        # Here and not above: the command that deploys this class has no use for torch, and would wait for it.
+        # Nor has it for torch.
         with loading():
             from engine.build import build_engine, worker_info
             from engine.runner.cpu_threads import settle_threads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
@@ -38,7 +39,7 @@ class RotationPass:
         rows_per_head = layout.layers_per_block * self._rows_per_layer
         rows_per_block = layout.num_kv_heads * rows_per_head
         self._numbers = (ctypes.c_float * NUM_NORM_NUMBERS)()
-        self._call = KernelCall(kernel.compiled_rotation(layout.dtype), kernel.NUM_PARAMETERS)
+        self._call = KernelCall(partial(kernel.compiled_rotation, layout.dtype), kernel.NUM_PARAMETERS)
         parameters = self._call.parameters
         parameters[kernel.ROWS] = cache.blocks.data_ptr()
         parameters[kernel.NUM_CACHE_ROWS] = len(cache.blocks) * rows_per_block

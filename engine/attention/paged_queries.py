@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -66,8 +67,8 @@ class PagedKernel:
         self.rows_per_layer = layout.num_parts * layout.block_size
         self.scores = ScoreParameters()
         fills_registers = layout.head_dim % LANES == 0
-        address = kernel.compiled_attention(layout.dtype, fills_registers=fills_registers)
-        self.call = KernelCall(address, kernel.NUM_PARAMETERS)
+        compiled = partial(kernel.compiled_attention, layout.dtype, fills_registers=fills_registers)
+        self.call = KernelCall(compiled, kernel.NUM_PARAMETERS)
         parameters = self.call.parameters
         parameters[kernel.ROWS] = cache.blocks.data_ptr()
         parameters[kernel.HEAD_DIM], parameters[kernel.BLOCK_SIZE] = layout.head_dim, layout.block_size

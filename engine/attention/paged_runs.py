@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,8 @@ class RunKernel:
         self.head_groups = groups = HeadGroups(layout)
         self.rows_per_layer = layout.num_parts * layout.block_size
         self.scores = ScoreParameters()
-        self.call = KernelCall(kernel.compiled_run_attention(layout.dtype, has_pairs=has_pairs), kernel.NUM_PARAMETERS)
+        compiled = partial(kernel.compiled_run_attention, layout.dtype, has_pairs=has_pairs)
+        self.call = KernelCall(compiled, kernel.NUM_PARAMETERS)
         parameters = self.call.parameters
         parameters[kernel.CACHE] = cache.blocks.data_ptr()
         parameters[kernel.HEAD_DIM], parameters[kernel.BLOCK_SIZE] = layout.head_dim, layout.block_size

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 
+from engine.kernels.compiled_once import Kernel, compile_now, want
 from engine.kernels.thread_team import ThreadFunction, parallel_region
 
 ELEMENTS_PER_THREAD = 1 << 15
@@ -15,17 +17,20 @@ ELEMENTS_PER_THREAD = 1 << 15
 class KernelCall:
     """``parameters`` are what the kernel reads; its first one is the counter that shares the work out.
 
-    One call at a time: whoever owns it fills the parameters and runs.
+    The kernel is compiled by ``compile_wanted``, or by the first run. One call at a time: whoever owns it fills the
+    parameters and runs.
     """
 
-    def __init__(self, address: int, num_parameters: int) -> None:
-        self._address = address
+    def __init__(self, kernel: Kernel, num_parameters: int) -> None:
+        self._kernel = kernel
+        self._address = 0
         self._counter = ctypes.c_int64()
         self.parameters = (ctypes.c_int64 * num_parameters)()
         self.parameters[0] = ctypes.addressof(self._counter)
         self._parameters_address = ctypes.addressof(self.parameters)
-        self._run_alone = ThreadFunction(address)
+        self._run_alone: Callable[[int], None] = self._compile_and_run
         self._enter_team = parallel_region()
+        want(kernel)
 
     def run(self, *, max_threads: int) -> None:
         """Run on up to ``max_threads`` threads, and wait. Without a team to enter, the calling thread does it all."""
@@ -34,8 +39,19 @@ class KernelCall:
         if num_threads == 1 or self._enter_team is None:
             self._run_alone(self._parameters_address)
         else:
+            if not self._address:
+                self._compile()
             self._enter_team(self._address, self._parameters_address, num_threads, 0)
 
     def run_over(self, num_elements: int) -> None:
         """Run on as many threads as that many numbers are worth."""
         self.run(max_threads=1 + num_elements // ELEMENTS_PER_THREAD)
+
+    def _compile(self) -> None:
+        compile_now(self._kernel)
+        self._address = self._kernel()
+        self._run_alone = ThreadFunction(self._address)
+
+    def _compile_and_run(self, parameters_address: int) -> None:
+        self._compile()
+        self._run_alone(parameters_address)

@@ -52,11 +52,13 @@ FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 """Sums may be reordered, so that they run in vector registers; NaN and infinity keep their meaning."""
 
 
-_FOLDER = cache_folder(config.CACHE_DIR)
-if _FOLDER is not None:
-    config.CACHE_DIR = str(_FOLDER)
+FOLDER = cache_folder(config.CACHE_DIR)
+if FOLDER is not None:
+    config.CACHE_DIR = str(FOLDER)
 
-OPTIONS = {"fastmath": FASTMATH, "error_model": "numpy", "cache": _FOLDER is not None}
+"""Where compiled kernels are kept; None: nowhere."""
+
+OPTIONS = {"fastmath": FASTMATH, "error_model": "numpy", "cache": FOLDER is not None}
 """``numpy``: dividing by zero is a number here; an exception would leave the other rows of the batch uncomputed."""
 
 PART_OPTIONS = {**OPTIONS, "cache": False, "forceinline": True}

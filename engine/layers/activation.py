@@ -6,6 +6,7 @@ Source: Shazeer, GLU Variants Improve Transformer, 2020; Hendrycks and Gimpel, G
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 
 import torch
 
@@ -61,8 +62,8 @@ class ActivationLayer:
         self._call: KernelCall | None = None
         if device.type == "cpu" and kind is not None:
             self._numbers = ClampNumbers(clamp)
-            address = kernel.compiled_activation(str(dtype).removeprefix("torch."))
-            self._call = KernelCall(address, kernel.NUM_PARAMETERS)
+            compiled = partial(kernel.compiled_activation, str(dtype).removeprefix("torch."))
+            self._call = KernelCall(compiled, kernel.NUM_PARAMETERS)
             self._call.parameters[kernel.KIND] = kind
             self._call.parameters[kernel.NUMBERS] = self._numbers.address
 

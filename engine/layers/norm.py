@@ -6,6 +6,7 @@ Source: Ba et al., Layer Normalization, 2016; Zhang and Sennrich, Root Mean Squa
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 
 import torch
 from torch.nn import functional as F
@@ -74,7 +75,8 @@ class _CompiledNorm:
         self._numbers = (ctypes.c_float * kernel.NUM_NORM_NUMBERS)()
         self._numbers[kernel.EPSILON], self._numbers[kernel.OFFSET] = spec.eps, spec.offset
         self._numbers[kernel.DELTA_SCALE] = delta_scale
-        self._call = KernelCall(kernel.compiled_norm(str(weight.dtype).removeprefix("torch.")), kernel.NUM_PARAMETERS)
+        compiled = partial(kernel.compiled_norm, str(weight.dtype).removeprefix("torch."))
+        self._call = KernelCall(compiled, kernel.NUM_PARAMETERS)
         self._call.parameters[kernel.WEIGHT] = weight.data_ptr()
         self._call.parameters[kernel.NUMBERS] = ctypes.addressof(self._numbers)
         self._call.parameters[kernel.SIZE] = len(weight)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from functools import cache
+from functools import cache, partial
 
 import torch
 from llvmlite import binding
@@ -37,8 +37,8 @@ class PanelWeight:
         panels = stored.view(self._out_size // PANEL, PANEL, in_size // in_word, in_word).transpose(1, 2)
         self._panels = panels.contiguous()
         self._bias = torch.zeros(self._out_size) if bias is None else bias.float()
-        address = kernel.compiled_product(PAIRS if has_pairs else _name(stored.dtype), _name(weight.dtype))
-        self._call = KernelCall(address, kernel.NUM_PARAMETERS)
+        names = PAIRS if has_pairs else _name(stored.dtype), _name(weight.dtype)
+        self._call = KernelCall(partial(kernel.compiled_product, *names), kernel.NUM_PARAMETERS)
         parameters = self._call.parameters
         parameters[kernel.PANELS], parameters[kernel.BIAS] = self._panels.data_ptr(), self._bias.data_ptr()
         parameters[kernel.NUM_WORDS], parameters[kernel.OUT_SIZE] = in_size // in_word, self._out_size

@@ -31,6 +31,7 @@ from engine.device.memory import (
     cpu_budget,
     gpu_budget,
 )
+from engine.kernels.compiled_once import compile_wanted
 from engine.model.generation import load_generation_defaults
 from engine.model.loading import LoadedModel, load_model
 from engine.model.model_shape import ModelShape
@@ -248,6 +249,8 @@ class ModelRunner:
             self.num_threads, self.thread_speedup = torch.get_num_threads(), check_threads(self.dtype)
         with torch.inference_mode():
             scratch = KVCache(self.layout, num_blocks=1, dtype=self.dtype, device=self.device)
+            self._parts.build_attention(scratch)  # so that all kernels are known that are wanted
+            compile_wanted()
             for num_tokens in (min(16, self.max_model_len), 1):
                 self._run_scratch(scratch, num_tokens=num_tokens, num_logits=1)
 

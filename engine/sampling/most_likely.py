@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -62,8 +63,8 @@ class HostSearch:
 
     def __init__(self, dtype: torch.dtype) -> None:
         name = str(dtype).removeprefix("torch.")
-        self._call = KernelCall(kernel.compiled_argmax(name), kernel.NUM_PARAMETERS)
-        self._masked_call = KernelCall(kernel.compiled_masked_argmax(name), kernel.NUM_MASKED_PARAMETERS)
+        self._call = KernelCall(partial(kernel.compiled_argmax, name), kernel.NUM_PARAMETERS)
+        self._masked_call = KernelCall(partial(kernel.compiled_masked_argmax, name), kernel.NUM_MASKED_PARAMETERS)
         self._parameters = self._call.parameters
         self._make_room(1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
-from functools import cache
+from functools import cache, partial
 
 import torch
 from llvmlite import binding
@@ -43,8 +43,8 @@ class CompiledExperts:
         self._down, self._down_bias = _panels(*down, stored)
         self._numbers = ClampNumbers(clamp)
         self._counters = (ctypes.c_int64 * kernel.NUM_COUNTERS)()
-        address = kernel.compiled_mixture(_name(weight.dtype), _name(stored))
-        self._call = KernelCall(address, kernel.NUM_PARAMETERS)
+        compiled = partial(kernel.compiled_mixture, _name(weight.dtype), _name(stored))
+        self._call = KernelCall(compiled, kernel.NUM_PARAMETERS)
         self._set_constants(gate_kind(activation, clamp))
 
     def _set_constants(self, kind: int) -> None:
