@@ -11,7 +11,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 # Tests run beside each other's processes on the same cores: more threads than that only wait for one another.
-TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
+# Byte code is kept whatever the user's variables say: else each process of a cluster compiles all sources anew.
+TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
 CODE := cluster simulation prefill decode kv_transfer router engine tests benchmarks scripts
 
 .PHONY: help install serve test test-gpu bench-gpu test-cluster fuzz load-clients soak check format clean

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ray._private import parameter, services
 from ray._private.ray_constants import PROCESS_TYPE_RAYLET
@@ -31,6 +31,9 @@ MAX_FRUITLESS = 2
 POLL_PERIOD_S = 0.2
 LISTEN_PORT = "dashboard_agent_listen_port"
 HELPERS = (LISTEN_PORT, "runtime_env_agent_port", "metrics_agent_port", "metrics_export_port")
+
+UNUSED = {"no_monitor": True, "include_log_monitor": False}
+"""What carries logs to drivers, of which this one reads them from their files, and what would add machines."""
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -81,17 +84,17 @@ def patient_ray(
 ) -> Iterator[None]:
     """Within it, a Ray that is started is not ended for being slow: its raylet is told its helpers' ports, so that it
     does not wait for them, and is waited for as long as it lives and something changes in its ``folder``, for
-    ``PATIENCE_S`` at most.
+    ``PATIENCE_S`` at most. Nothing is started that one node has no use for: ``UNUSED``, and the dashboard's
+    server, which Ray starts and waits for where the dashboard is off, too (together 1 s of a core at each start).
     """
-    make_params: Any = parameter.RayParams
-    start_process: Any = services.start_ray_process
-    get_node: Any = services.get_node
+    originals = parameter.RayParams, services.start_ray_process, services.get_node, services.start_api_server
+    make_params, start_process, get_node, _ = cast("tuple[Any, ...]", originals)
     ports: dict[str, int] = {}
     raylets: list[Any] = []
 
     def params_with_ports(*args: Any, **values: Any) -> Any:
         ports.update(zip(HELPERS, free_ports(len(HELPERS)), strict=True))
-        return make_params(*args, **{**values, **ports})
+        return make_params(*args, **{**values, **ports, **UNUSED})
 
     def start_with_ports(command: list[str], process_type: str, *args: Any, **values: Any) -> Any:
         is_raylet = process_type == PROCESS_TYPE_RAYLET
@@ -114,16 +117,22 @@ def patient_ray(
             pause(POLL_PERIOD_S)
 
     try:
-        _put_in_place(params_with_ports, start_with_ports, get_node_in_time)
+        _put_in_place(params_with_ports, start_with_ports, get_node_in_time, no_api_server)
         yield
     finally:
-        _put_in_place(make_params, start_process, get_node)
+        _put_in_place(*originals)
 
 
-def _put_in_place(make_params: Any, start_process: Any, get_node: Any) -> None:
+def no_api_server(*_: Any, **__: Any) -> tuple[None, None]:
+    """No address, and no process."""
+    return None, None
+
+
+def _put_in_place(make_params: Any, start_process: Any, get_node: Any, start_api_server: Any) -> None:
     parameter.RayParams = make_params  # type: ignore[misc]
     services.start_ray_process = start_process
     services.get_node = get_node
+    services.start_api_server = start_api_server
 
 
 def free_ports(number: int) -> list[int]:

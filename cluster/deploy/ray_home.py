@@ -110,9 +110,6 @@ class PrivateRay:
             namespace=NAMESPACE,
             _temp_dir=str(self._folder / RAY_FOLDER),
         )
-        if (node := _own_node()) is not None:
-            # It carries workers' logs to drivers ten times a second, and this one reads them from their files.
-            node.kill_log_monitor(check_alive=False)
 
     def is_alive(self) -> bool:
         """True while the driver is connected, Ray's own processes run, and Ray has not given its only machine up, as it

@@ -98,8 +98,7 @@ def private_ray_environment(folder: Path) -> dict[str, str]:
     which listen on all interfaces whatever is asked for. What would answer without either is not started: the metrics
     of Ray's processes (nobody can listen on port -1; Ray notes it in a log and goes on), and a port for every router.
     UCX, which moves the KV, opens no port at all; where ``kv_transfer.transport`` is ``network`` it is held to the
-    loopback device. Of what its one node has, the raylet tells once a second instead of ten times, and Ray looks for
-    new log files, which nobody here forwards, once in ten seconds instead of twice a second.
+    loopback device. Of what its one node has, the raylet tells once a second instead of ten times.
     """
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -111,7 +110,6 @@ def private_ray_environment(folder: Path) -> dict[str, str]:
         "RAY_enable_metrics_collection": "0",
         "RAY_raylet_report_resources_period_milliseconds": "1000",
         "RAY_health_check_failure_threshold": "12",
-        "LOG_NAME_UPDATE_INTERVAL_S": "10",
         "AUTOSCALER_METRIC_PORT": "-1",
         "DASHBOARD_METRIC_PORT": "-1",
         "RAY_SERVE_ENABLE_HA_PROXY": "0",

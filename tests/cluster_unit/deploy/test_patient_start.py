@@ -207,3 +207,15 @@ def test_command_that_is_stopped_meanwhile_stops(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         start_patiently(start, lambda: None, folder=tmp_path)
+
+
+def test_what_one_node_has_no_use_for_is_not_started(tmp_path: Path) -> None:
+    before = services.start_api_server
+
+    with patient_ray(tmp_path):
+        params = parameter.RayParams()
+        started = services.start_api_server(include_dashboard=False)
+
+    assert started == (None, None)
+    assert (params.no_monitor, params.include_log_monitor) == (True, False)
+    assert services.start_api_server is before
