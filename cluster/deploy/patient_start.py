@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -34,6 +36,13 @@ HELPERS = (LISTEN_PORT, "runtime_env_agent_port", "metrics_agent_port", "metrics
 
 UNUSED = {"no_monitor": True, "include_log_monitor": False}
 """What carries logs to drivers, of which this one reads them from their files, and what would add machines."""
+
+AGENTS = ("--dashboard_agent_command", "--runtime_env_agent_command")
+"""What a raylet starts beside itself: a server of figures and logs, and one that prepares environments for workers that
+ask for one, which ours do not."""
+
+STAND_IN = "import ctypes, os, signal; ctypes.CDLL(None).prctl(1, signal.SIGKILL); os.getppid() == 1 or signal.pause()"
+"""Does nothing as long as the raylet lives (1: PR_SET_PDEATHSIG), which would end without them."""
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -84,8 +93,9 @@ def patient_ray(
 ) -> Iterator[None]:
     """Within it, a Ray that is started is not ended for being slow: its raylet is told its helpers' ports, so that it
     does not wait for them, and is waited for as long as it lives and something changes in its ``folder``, for
-    ``PATIENCE_S`` at most. Nothing is started that one node has no use for: ``UNUSED``, and the dashboard's
-    server, which Ray starts and waits for where the dashboard is off, too (together 1 s of a core at each start).
+    ``PATIENCE_S`` at most. Nothing is started that one node has no use for: ``UNUSED``, the dashboard's server,
+    which Ray starts and waits for where the dashboard is off, too, and ``AGENTS``: together 2 s of a core at each
+    start.
     """
     originals = parameter.RayParams, services.start_ray_process, services.get_node, services.start_api_server
     make_params, start_process, get_node, _ = cast("tuple[Any, ...]", originals)
@@ -99,7 +109,7 @@ def patient_ray(
     def start_with_ports(command: list[str], process_type: str, *args: Any, **values: Any) -> Any:
         is_raylet = process_type == PROCESS_TYPE_RAYLET
         if is_raylet and ports:  # the only one of the four that Ray does not tell its raylet
-            command = [*command, f"--{LISTEN_PORT}={ports[LISTEN_PORT]}"]
+            command = [*map(_with_stand_ins, command), f"--{LISTEN_PORT}={ports[LISTEN_PORT]}"]
         started = start_process(command, process_type, *args, **values)
         if is_raylet:
             raylets[:] = [started.process]
@@ -121,6 +131,14 @@ def patient_ray(
         yield
     finally:
         _put_in_place(*originals)
+
+
+def _with_stand_ins(argument: str) -> str:
+    """An argument of the raylet's, with ``STAND_IN`` for the agents that it would start."""
+    name, _, _ = argument.partition("=")
+    if name not in AGENTS:
+        return argument
+    return f"{name}={subprocess.list2cmdline([sys.executable, '-ISc', STAND_IN])}"
 
 
 def no_api_server(*_: Any, **__: Any) -> tuple[None, None]:

@@ -155,13 +155,7 @@ def test_unix_sockets_take_nobody_else(cluster: ClusterProcess) -> None:
 
 @pytest.mark.known_failure(39)
 def test_ports_refuse_whoever_has_neither_token_nor_certificate(cluster: ClusterProcess) -> None:
-    answered = [line for line in port_findings(cluster) if "/" in line]
-
-    # Ray's agent tells everybody that it lives; where another Ray has its port it tells nobody.
-    assert {line.partition(": ")[2] for line in answered} <= {
-        "GET /api/healthz: 200",
-        "GET /api/local_raylet_healthz: 200",
-    }
+    assert [line for line in port_findings(cluster) if "/" in line] == []
 
 
 @pytest.mark.known_failure(39)

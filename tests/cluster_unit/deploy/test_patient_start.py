@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from ray._private import parameter, services
 from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET
 
 from cluster.deploy.patient_start import (
+    AGENTS,
     HELPERS,
     PATIENCE_S,
     QUIET_S,
     SLOW_S,
+    STAND_IN,
     NotStartedError,
     patient_ray,
     start_patiently,
@@ -180,10 +186,10 @@ def test_raylet_is_told_the_port_that_ray_does_not_tell_it(tmp_path: Path, monke
     with patient_ray(tmp_path):
         params = parameter.RayParams()
         services.start_ray_process(["gcs"], PROCESS_TYPE_GCS_SERVER, fate_share=True)
-        services.start_ray_process(["raylet"], PROCESS_TYPE_RAYLET, fate_share=True)
+        services.start_ray_process(["raylet", "--head"], PROCESS_TYPE_RAYLET, fate_share=True)
 
     port = params.dashboard_agent_listen_port
-    assert commands == [["gcs"], ["raylet", f"--dashboard_agent_listen_port={port}"]]
+    assert commands == [["gcs"], ["raylet", "--head", f"--dashboard_agent_listen_port={port}"]]
     assert services.start_ray_process is start_process
 
 
@@ -219,3 +225,37 @@ def test_what_one_node_has_no_use_for_is_not_started(tmp_path: Path) -> None:
     assert started == (None, None)
     assert (params.no_monitor, params.include_log_monitor) == (True, False)
     assert services.start_api_server is before
+
+
+def test_agents_of_the_raylet_are_stood_in_for_by_what_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def start_process(command: list[str], *_: object, **__: object) -> SimpleNamespace:
+        commands.append(command)
+        return SimpleNamespace(process=Process(None))
+
+    monkeypatch.setattr(services, "start_ray_process", start_process)
+    with patient_ray(tmp_path):
+        parameter.RayParams()
+        services.start_ray_process(["raylet", *(f"{name}=python x.py -u" for name in AGENTS)], PROCESS_TYPE_RAYLET)
+
+    for name, argument in zip(AGENTS, commands[0][1:-1], strict=True):
+        assert shlex.split(argument) == [f"{name}={sys.executable}", "-ISc", STAND_IN]
+
+
+def test_stand_in_ends_with_who_started_it() -> None:
+    told = STAND_IN.replace("; os.getppid()", "; print(os.getpid(), flush=True); os.getppid()")
+    assert told != STAND_IN
+    starts_one = f"import subprocess, sys; subprocess.Popen([sys.executable, '-ISc', {told!r}]); input()"
+    parent = subprocess.Popen([sys.executable, "-c", starts_one], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    stand_in = psutil.Process(int(parent.stdout.readline()))
+    assert stand_in.is_running()
+
+    parent.kill()
+    parent.wait()
+
+    gone, alive = psutil.wait_procs([stand_in], timeout=30)
+    assert (gone, alive) == ([stand_in], [])
