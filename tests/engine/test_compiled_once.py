@@ -115,8 +115,17 @@ def test_without_waiting_it_is_left_to_who_compiles_it(folder: Path) -> None:
     kernel = Compiler().kernel("first")
 
     with somebody_compiles(kernel, folder):
-        assert not compile_now(kernel, waits=False)
-    assert compile_now(kernel, waits=False)
+        assert not compile_now(kernel, patience_s=0.0)
+    assert compile_now(kernel, patience_s=0.0)
+
+
+def test_process_that_stands_still_is_not_waited_for_for_ever(folder: Path) -> None:
+    compiler = Compiler()
+
+    with somebody_compiles(compiler.kernel("first"), folder):
+        assert compile_now(compiler.kernel("first"), patience_s=0.05)
+
+    assert compiler.made == ["first"]
 
 
 def test_one_that_cannot_be_compiled_is_tried_again(folder: Path) -> None:
