@@ -95,10 +95,10 @@ def private_ray_environment(folder: Path) -> dict[str, str]:
 
     Ray's servers listen on the loopback address only (the variable's name tells where Ray does that by default). They
     ask for a certificate and a token that only this Ray's processes have, and so do Serve's servers between replicas,
-    which listen on all interfaces whatever is asked for. What would answer without either is not started: the metrics
-    of Ray's processes (nobody can listen on port -1; Ray notes it in a log and goes on), and a port for every router.
-    UCX, which moves the KV, opens no port at all; where ``kv_transfer.transport`` is ``network`` it is held to the
-    loopback device. Of what its one node has, the raylet tells once a second instead of ten times.
+    which listen on all interfaces whatever is asked for. What would answer without either is not started: metrics
+    of Ray's processes, and a port for every router (what else Ray would start: ``cluster.deploy.patient_start``). UCX,
+    which moves the KV, opens no port at all; where ``kv_transfer.transport`` is ``network`` it is held to the loopback
+    device. Of what its one node has, the raylet tells once a second instead of ten times.
     """
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -110,8 +110,6 @@ def private_ray_environment(folder: Path) -> dict[str, str]:
         "RAY_enable_metrics_collection": "0",
         "RAY_raylet_report_resources_period_milliseconds": "1000",
         "RAY_health_check_failure_threshold": "12",
-        "AUTOSCALER_METRIC_PORT": "-1",
-        "DASHBOARD_METRIC_PORT": "-1",
         "RAY_SERVE_ENABLE_HA_PROXY": "0",
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
         "UCX_NET_DEVICES": "lo",

@@ -53,10 +53,10 @@ FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
 FOLDER = cache_folder(config.CACHE_DIR)
+"""Where compiled kernels are kept; None: nowhere."""
+
 if FOLDER is not None:
     config.CACHE_DIR = str(FOLDER)
-
-"""Where compiled kernels are kept; None: nowhere."""
 
 OPTIONS = {"fastmath": FASTMATH, "error_model": "numpy", "cache": FOLDER is not None}
 """``numpy``: dividing by zero is a number here; an exception would leave the other rows of the batch uncomputed."""

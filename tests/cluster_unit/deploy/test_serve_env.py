@@ -132,8 +132,6 @@ def protections(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     "name",
     [
-        "AUTOSCALER_METRIC_PORT",
-        "DASHBOARD_METRIC_PORT",
         "RAY_AUTH_MODE",
         "RAY_AUTH_TOKEN",
         "RAY_ENABLE_K8S_TOKEN_AUTH",
