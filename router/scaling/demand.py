@@ -15,8 +15,9 @@ from router.report.arrivals import ArrivalSample
 MIN_WINDOW_S = 10.0
 """What came in less than that is taken to have come in so much: a first request is no flood."""
 
-NOISE = 1.0
-"""Standard deviations of the count of arrivals by which it must have grown before that counts as growth."""
+NOISE = 2.0
+"""Standard deviations of the count of arrivals by which it must have grown before that counts as growth. Then all of it
+counts: of a load that does grow, what is taken off for chance is what is missing at its steepest."""
 
 MAX_GROWTH = 3.0
 
@@ -140,12 +141,11 @@ def demand_of(
 def growth(times_s: Sequence[float], *, window_s: float, horizon_s: float) -> float:
     """The rate of arrivals in ``horizon_s`` over that of the window, by the difference between its halves; at least 1.
 
-    Only that much of a difference counts as is no chance. A load that falls is known to when it has fallen.
+    A difference that may be chance does not count. A load that falls is known to when it has fallen.
     """
     num_late = sum(at_s >= window_s / 2 for at_s in times_s)
-    num_early = len(times_s) - num_late
-    num_more = num_late - num_early - NOISE * math.sqrt(len(times_s))
-    if num_more <= 0.0:
+    num_more = 2 * num_late - len(times_s)
+    if num_more <= NOISE * math.sqrt(len(times_s)):
         return 1.0
     middle_s = window_s / 2  # between the middles of the halves
     ahead_s = window_s / 2 + horizon_s  # from the window's middle

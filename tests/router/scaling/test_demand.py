@@ -93,12 +93,20 @@ def test_a_first_request_is_no_flood() -> None:
     assert demand.window_s == MIN_WINDOW_S
 
 
-def test_a_rate_that_doubles_goes_on_to_grow() -> None:
+def test_a_rate_that_doubles_goes_on_to_grow_by_as_much() -> None:
+    """2 a second, then 4: on average 3, by now 4, and half a minute from now 5."""
     times_s = [index * 0.5 for index in range(60)] + [30.0 + index * 0.25 for index in range(120)]
 
     now, ahead = (growth(times_s, window_s=60.0, horizon_s=horizon_s) for horizon_s in (0.0, 30.0))
 
-    assert 1.1 < now < ahead < 2.0
+    assert (now, ahead) == (pytest.approx(4 / 3), pytest.approx(5 / 3))
+
+
+@pytest.mark.parametrize(("num_late", "grows"), [(65, False), (75, True)])
+def test_a_difference_that_may_be_chance_is_no_growth(num_late: int, grows: bool) -> None:
+    times_s = [10.0] * 50 + [50.0] * num_late
+
+    assert (growth(times_s, window_s=60.0, horizon_s=10.0) > 1.0) == grows
 
 
 @given(st.lists(st.floats(0, 60), max_size=50), st.floats(0, 100))
