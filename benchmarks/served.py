@@ -91,7 +91,9 @@ def served_stage(module: str, *arguments: str, environment: Mapping[str, str]) -
             process.wait(STOP_TIMEOUT_S)
 
 
-def wait_until_ready(url: str, process: subprocess.Popen[bytes], timeout_s: float) -> None:
+def wait_until_ready(
+    url: str, process: subprocess.Popen[bytes], timeout_s: float, *, poll_period_s: float = 0.2
+) -> None:
     """Ask ``url`` until it answers 200.
 
     Raises:
@@ -106,5 +108,5 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], timeout_s: floa
                 return
         except httpx.HTTPError:
             pass
-        time.sleep(0.2)
+        time.sleep(poll_period_s)
     raise RuntimeError(f"{url} was not ready within {timeout_s:.0f} s")

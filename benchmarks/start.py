@@ -28,11 +28,10 @@ import httpx
 from benchmarks.arguments import count
 from benchmarks.cpu_watch import MARK, CpuWatch
 from benchmarks.report import Row, add_json_option, publish
-from benchmarks.served import START_TIMEOUT_S, STOP_TIMEOUT_S, free_port
+from benchmarks.served import START_TIMEOUT_S, STOP_TIMEOUT_S, free_port, wait_until_ready
 
 HERE = Path(__file__).parents[1]
 POLL_PERIOD_S = 0.02
-OF_EACH = "s of a core"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +50,7 @@ def start(checkout: Path, kernels: Path) -> Start:
         RuntimeError: It ended by itself, or did not answer in time.
     """
     port = free_port()
+    url = f"http://127.0.0.1:{port}"
     environment = {
         **os.environ,
         "PYTHONPATH": str(checkout),
@@ -68,33 +68,20 @@ def start(checkout: Path, kernels: Path) -> Start:
             stderr=subprocess.STDOUT,
         )
         try:
-            _first_answer(f"http://127.0.0.1:{port}", process)
+            wait_until_ready(f"{url}/ready", process, START_TIMEOUT_S, poll_period_s=POLL_PERIOD_S)
+            ask = {"prompt": "Once", "max_tokens": 1}
+            httpx.post(f"{url}/v1/completions", json=ask, timeout=START_TIMEOUT_S, trust_env=False).raise_for_status()
             answer_s = time.monotonic() - began_s
             cpu_s = CpuWatch(str(port)).take()
+        except RuntimeError:
+            log.seek(0)
+            sys.stderr.write(log.read().decode(errors="replace")[-4000:])
+            raise
         finally:
             ended_s = time.monotonic()
             process.send_signal(signal.SIGINT)
             process.wait(STOP_TIMEOUT_S)
     return Start(answer_s=answer_s, cpu_s=cpu_s, end_s=time.monotonic() - ended_s)
-
-
-def _first_answer(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    with httpx.Client(base_url=url, timeout=START_TIMEOUT_S, trust_env=False) as client:
-        while not _is_ready(client):
-            if process.poll() is not None:
-                raise RuntimeError(f"baton ended with exit code {process.returncode}")
-            if time.monotonic() > deadline_s:
-                raise RuntimeError(f"no answer within {START_TIMEOUT_S:.0f} s")
-            time.sleep(POLL_PERIOD_S)
-        client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 1}).raise_for_status()
-
-
-def _is_ready(client: httpx.Client) -> bool:
-    try:
-        return client.get("/ready").status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False
 
 
 def measure(checkouts: Sequence[Path], *, repeats: int) -> dict[Path, dict[str, list[Start]]]:
@@ -126,7 +113,7 @@ def rows_of(name: str, own: Sequence[Start], beside: Sequence[Start]) -> list[Ro
         row("answer", "s", [one.answer_s for one in own], [one.answer_s for one in beside]),
         row(
             "cpu",
-            OF_EACH,
+            "s of a core",
             [sum(one.cpu_s.values()) for one in own],
             [sum(one.cpu_s.values()) for one in beside],
             **by_process,

@@ -1,8 +1,9 @@
 """Starts Ray on a machine that may be busy: again and again while it gets somewhere, and twice where it does not.
 
 How long Ray waits for its own processes cannot be chosen. A raylet ends where its helpers have not told it their ports
-within 15 s, and `ray.init` where the raylet is not known within 30 s, whatever still happens. What is changed here is
-private to Ray, which is pinned to one version; every test with a cluster would show a change.
+within 15 s, and `ray.init` where the raylet is not known within 30 s, whatever still happens. And it starts processes
+that one node has no use for: here it does not. What is changed here is private to Ray, which is pinned to one version;
+every test with a cluster would show a change.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LISTEN_PORT = "dashboard_agent_listen_port"
 HELPERS = (LISTEN_PORT, "runtime_env_agent_port", "metrics_agent_port", "metrics_export_port")
 
 UNUSED = {"no_monitor": True, "include_log_monitor": False}
-"""What carries logs to drivers, of which this one reads them from their files, and what would add machines."""
+"""The autoscaler's monitor, and the log monitor, which carries logs to drivers: ours reads them from their files."""
 
 AGENTS = ("--dashboard_agent_command", "--runtime_env_agent_command")
 """What a raylet starts beside itself: a server of figures and logs, and one that prepares environments for workers that
@@ -127,7 +128,7 @@ def patient_ray(
             pause(POLL_PERIOD_S)
 
     try:
-        _put_in_place(params_with_ports, start_with_ports, get_node_in_time, no_api_server)
+        _put_in_place(params_with_ports, start_with_ports, get_node_in_time, _no_api_server)
         yield
     finally:
         _put_in_place(*originals)
@@ -141,7 +142,7 @@ def _with_stand_ins(argument: str) -> str:
     return f"{name}={subprocess.list2cmdline([sys.executable, '-ISc', STAND_IN])}"
 
 
-def no_api_server(*_: Any, **__: Any) -> tuple[None, None]:
+def _no_api_server(*_: Any, **__: Any) -> tuple[None, None]:
     """No address, and no process."""
     return None, None
 

@@ -22,10 +22,9 @@ TIMEOUT_S = 60.0
 NUM_KERNELS = 6
 
 SEVERAL = """
-import os
 from functools import partial
 
-from engine.kernels import activation, compiled, rms_norm, rotary, row_argmax
+from engine.kernels import compiled, rms_norm, rotary, row_argmax
 from engine.kernels.compiled_once import compile_wanted, want
 
 made = []
