@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -91,6 +92,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if any(map(item.path.is_relative_to, CLUSTER_FOLDERS)) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(CLUSTER_TEST_TIMEOUT_S))
     items.sort(key=lambda item: place_in_order(item.path))
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage look at the tests themselves and at all that they import: more than a million
+    objects, half a second each time.
+    """
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)  # a run in one process may do without xdist

@@ -92,8 +92,9 @@ async def rebalancing(made: World, feature: Feature) -> Answer:
     async with asking(made, feature) as answering:
         source = await made.waiting_engine("decode")
         (target,) = set(made.decode.engines) - {source}
+        num_before = len(made.decode.ordered)
         moving = asyncio.create_task(made.service.administration.move(source, target, num_streams=100))
-        await until(lambda: bool(made.decode.ordered))
+        await until(lambda: len(made.decode.ordered) > num_before)
         made.let_go()
         told = await moving
     assert (told.source, told.target) == (source, target)

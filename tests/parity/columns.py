@@ -173,7 +173,6 @@ FAULTS = (
         ask=rebalancing,
         grow=("decode num_moved_out", "router num_ordered_moves"),
         stay=("router num_migrations", "router num_drain_moves", "decode recomputed_tokens"),
-        is_left_whole=False,
     ),
     Column(
         name="moved with a part of its prompt",
@@ -186,7 +185,6 @@ FAULTS = (
         ask=rebalancing,
         grow=("decode num_moved_out", "router num_ordered_moves"),
         stay=("router num_migrations", "router num_drain_moves", "prefill num_requests"),
-        is_left_whole=False,
     ),
     Column(
         name="moved while it waits",
@@ -194,7 +192,6 @@ FAULTS = (
         ask=moving_while_it_waits,
         grow_without_beams=("decode num_moved_out", "router num_queue_moves"),
         stay=("router num_migrations", "router num_drain_moves", "decode num_transfers", "decode recomputed_tokens"),
-        is_left_whole=False,
     ),
     Column(
         name="preemption",
@@ -244,7 +241,6 @@ ROLES = (
         ask=changing_roles,
         grow=("decode num_generated_tokens",),
         stay=("router num_migrations", "router num_drain_moves", "decode recomputed_tokens"),
-        is_left_whole=False,
     ),
     Column(
         name="drained prefill worker that generates",

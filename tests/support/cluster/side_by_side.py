@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
@@ -28,6 +29,7 @@ LONGEST = (
 """Where most of the time goes. These begin first: what is begun last ends last, and may not take long."""
 
 
+@cache
 def place_in_order(file: Path) -> int:
     """Where a file stands among all: by this they are sorted, those that are equal stay as they were found."""
     return next((place for place, path in enumerate(LONGEST) if file.is_relative_to(path)), len(LONGEST))
