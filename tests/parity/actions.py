@@ -28,7 +28,7 @@ async def after_a_reset_of_decode(made: World, feature: Feature) -> Answer:
     """Prefill finds the prompt in its cache, decode does not, and reads it."""
     await made.ask(feature)
     await made.rest()
-    assert await made.engine("decode-0").reset_prefix_cache(preempt_running=False) is not None
+    assert await made.engine(made.first("decode")).reset_prefix_cache(preempt_running=False) is not None
     made.count_anew()
     return await made.ask(feature)
 
@@ -47,7 +47,7 @@ async def after_an_eviction(made: World, feature: Feature) -> Answer:
 
 async def while_it_is_computed(made: World, feature: Feature) -> Answer:
     """Decode has read something of the prompt before prefill computes the last chunk."""
-    connector = made.engine("decode-0")._thread.core.connector
+    connector = made.engine(made.first("decode"))._thread.core.connector
     assert connector is not None
     num_before = connector.stats().num_blocks  # reports tell of it only after a step
     async with asking(made, feature) as answering:
@@ -67,8 +67,8 @@ async def killing_decode(made: World, feature: Feature) -> Answer:
     """The worker dies in the middle of the answer, and another one goes on behind the last token that was sent."""
     async with asking(made, feature) as answering:
         victim = await made.waiting_engine("decode")
+        assert made.count(f"{victim} num_generated_tokens") > 0
         await made.kill(victim)
-    assert made.engine(victim).load.counters["num_generated_tokens"] > 0
     return await answering
 
 
@@ -133,12 +133,13 @@ async def resetting_caches(made: World, feature: Feature) -> Answer:
     return await answering
 
 
-SWAPPED = {"prefill-0": "decode", "decode-0": "prefill"}
+async def _swap_roles(made: World) -> None:
+    await made.lean({made.first("prefill"): "decode", made.first("decode"): "prefill"})
 
 
 async def with_swapped_roles(made: World, feature: Feature) -> Answer:
     """The worker that was started for prompts generates, and the other one computes prompts."""
-    await made.lean(SWAPPED)
+    await _swap_roles(made)
     return await made.ask(feature)
 
 
@@ -146,8 +147,8 @@ async def changing_roles(made: World, feature: Feature) -> Answer:
     """In the middle of the answer each of the workers leans to what the other one did."""
     async with asking(made, feature) as answering:
         await made.waiting_engine("decode")
-        changing = asyncio.create_task(made.lean(SWAPPED))
-        await until(lambda: made.engine("decode-0").leaning == "prefill")
+        changing = asyncio.create_task(_swap_roles(made))
+        await until(lambda: made.engine(made.first("decode")).leaning == "prefill")
         made.let_go()
         await changing
     return await answering
@@ -155,7 +156,7 @@ async def changing_roles(made: World, feature: Feature) -> Answer:
 
 async def draining_a_swapped_one(made: World, feature: Feature) -> Answer:
     """A worker that was started for prompts generates, and is told to go in the middle of it."""
-    await made.lean(SWAPPED)
+    await _swap_roles(made)
     return await _draining(made, feature, made.prefill, "prefill")
 
 
@@ -174,7 +175,7 @@ async def once_predicted(made: World, feature: Feature) -> Answer:
 
 async def halved(made: World, feature: Feature) -> Answer:
     """One worker computes the first half of the prompt, another the rest."""
-    with halved_prompts(made.service, head="prefill-0", tail="decode-0"):
+    with halved_prompts(made.service, head=made.first("prefill"), tail=made.first("decode")):
         answer = await made.ask(feature)
     may_be_split = not (feature.is_beam_search or feature.is_computed_anew)
     assert (made.count("router num_placed_split") > 0) == may_be_split
@@ -183,7 +184,7 @@ async def halved(made: World, feature: Feature) -> Answer:
 
 async def halved_and_lost(made: World, feature: Feature) -> Answer:
     """The worker that computes the rest is lost when some tokens were sent."""
-    with halved_prompts(made.service, head="prefill-0", tail="decode-0"):
+    with halved_prompts(made.service, head=made.first("prefill"), tail=made.first("decode")):
         async with asking(made, feature) as answering:
             await made.kill(await made.waiting_engine("decode"))
         return await answering

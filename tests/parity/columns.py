@@ -150,14 +150,12 @@ FAULTS = (
         setup=Setup(num_prefill=2, chunk_tokens=CHUNK, steps={"prefill": 1}),
         ask=killing_prefill,
         grow=("router num_prefill_retries", "prefill num_leases_done"),
-        is_left_whole=False,
     ),
     Column(
         name="killed decode worker",
         setup=Setup(num_decode=2, steps={"decode": STEPS_BEFORE}),
         ask=killing_decode,
         grow=("router num_migrations", "decode num_generated_tokens"),
-        is_left_whole=False,
     ),
     Column(
         name="drained decode worker",
@@ -165,7 +163,6 @@ FAULTS = (
         ask=draining_decode,
         grow=("decode num_moved_out", "router num_drain_moves"),
         stay=("router num_migrations", "decode recomputed_tokens"),
-        is_left_whole=False,
     ),
     Column(
         name="rebalanced mid stream",
@@ -226,7 +223,6 @@ ROLES = (
         setup=Setup(settings=BY_LEANING, num_decode=2, steps={"decode": STEPS_BEFORE}),
         ask=halved_and_lost,
         grow=("router num_migrations",),
-        is_left_whole=False,
     ),
     Column(
         name="swapped roles",
@@ -248,14 +244,12 @@ ROLES = (
         ask=draining_a_swapped_one,
         grow=("prefill num_moved_out", "router num_drain_moves"),
         stay=("router num_migrations", "decode recomputed_tokens"),
-        is_left_whole=False,
     ),
     Column(  # the only one left has computed the prompt
         name="killed decode worker with elastic roles",
         setup=Setup(settings=BY_LEANING, steps={"decode": STEPS_BEFORE}),
         ask=killing_decode,
         grow=("router num_migrations", "prefill num_generated_tokens"),
-        is_left_whole=False,
     ),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from engine.contract.config import SchedulerConfig
@@ -32,6 +33,10 @@ REPORT_PERIOD_S = 0.02
 DRAIN_TIMEOUT_S = 20.0
 
 
+EngineBuilder = Callable[[str, int], tuple[EngineCore, WorkerInfo, RequestObserver | None]]
+"""Builds an engine that is not started, by its name, with so many blocks."""
+
+
 class EnginePool:
     """The engines of one role, by their names. ``moves_out``: live requests leave one that drains.
 
@@ -39,20 +44,32 @@ class EnginePool:
     ``resets`` the engines that were told to drop their caches.
     """
 
-    def __init__(self, *, moves_out: bool) -> None:
+    def __init__(self, role: str, build: EngineBuilder, *, moves_out: bool) -> None:
         self.engines: dict[str, AsyncEngine] = {}
         self.submitted: list[GenerateRequest] = []
         self.ordered: list[str] = []
         self.resets: list[str] = []
         self._infos: dict[str, WorkerInfo] = {}
+        self._role = role
+        self._build = build
+        self._num_added = 0
         self._moves_out = moves_out
 
-    def add(self, core: EngineCore, info: WorkerInfo, observer: RequestObserver | None = None) -> None:
-        """Take an engine in; it is not started."""
-        self.engines[info.engine_id] = AsyncEngine(
+    def add(self, num_blocks: int) -> AsyncEngine:
+        """Build an engine of so many blocks; it is not started."""
+        name = f"{self._role}-{self._num_added}"
+        self._num_added += 1
+        core, info, observer = self._build(name, num_blocks)
+        self.engines[name] = AsyncEngine(
             lambda: core, name=info.role, report_period_s=REPORT_PERIOD_S, observer=observer
         )
-        self._infos[info.engine_id] = info
+        self._infos[name] = info
+        return self.engines[name]
+
+    async def replace(self, name: str) -> None:
+        """End an engine, if it lives, and start one as large with a name of its own."""
+        await self.engines.pop(name).close()
+        await self.add(self._infos.pop(name).num_blocks).start()
 
     def replica_ids(self) -> Sequence[str]:
         """All of them."""
@@ -198,22 +215,25 @@ async def engine_pools(
     that drain. Engines have no model unless ``make`` gives them one. ``observe`` makes the observer of an engine by its
     role and its name.
     """
-    make = make or chain_engines(max_num_seqs, chunk_tokens)
+    make_engine = make or chain_engines(max_num_seqs, chunk_tokens)
     fabric = InProcessFabric()
-    pools = {"prefill": EnginePool(moves_out=are_elastic), "decode": EnginePool(moves_out=True)}
     wrap = {"prefill": wrap_prefill_runner, "decode": wrap_decode_runner}
-    sizes = {"prefill": [num_blocks] * num_prefill, "decode": list(decode_blocks) or [num_blocks] * num_decode}
-    for role, of_role in sizes.items():
-        for index, num_blocks in enumerate(of_role):
-            name = f"{role}-{index}"
-            core, info = make(role, name, num_blocks, inproc_builder(fabric, name, options))
-            core.runner = wrap[role](core.runner)
-            pools[role].add(core, info, observe(role, name))
-    engines = [engine for pool in pools.values() for engine in pool.engines.values()]
-    for engine in engines:
+
+    def build(role: str, name: str, num_blocks: int) -> tuple[EngineCore, WorkerInfo, RequestObserver | None]:
+        core, info = make_engine(role, name, num_blocks, inproc_builder(fabric, name, options))
+        core.runner = wrap[role](core.runner)
+        return core, info, observe(role, name)
+
+    prefill = EnginePool("prefill", partial(build, "prefill"), moves_out=are_elastic)
+    decode = EnginePool("decode", partial(build, "decode"), moves_out=True)
+    for _ in range(num_prefill):
+        prefill.add(num_blocks)
+    for size in decode_blocks or [num_blocks] * num_decode:
+        decode.add(size)
+    for engine in (*prefill.engines.values(), *decode.engines.values()):
         await engine.start()
     try:
-        yield pools["prefill"], pools["decode"]
+        yield prefill, decode
     finally:
-        for engine in engines:
+        for engine in (*prefill.engines.values(), *decode.engines.values()):
             await engine.close()

@@ -54,10 +54,11 @@ class World:
     runners: dict[str, StepwiseRunner]
     watched: list[OverlapRunner]
     killed: set[str] = field(default_factory=set)
-    _before: Counter[str] = field(default_factory=Counter)
+    _before: dict[str, Counter[str]] = field(default_factory=dict)
 
     async def begin(self) -> None:
-        """Be as new: caches are empty, and runners wait again."""
+        """Be as new: engines that were lost or went have a successor, caches are empty, and runners wait again."""
+        await self._replace_the_lost()
         for reset in await self.service.administration.reset_prefix_cache(preempt_running=False):
             assert reset.dropped is not None, reset.reason
         if self.setup.settings.is_elastic:
@@ -78,35 +79,57 @@ class World:
         """The answer to any request."""
         return read_answer(await self.client.post(url, json=body))
 
+    async def _replace_the_lost(self) -> None:
+        """What became of engines before; the router then knows who is there, and no others."""
+        for pool in (self.prefill, self.decode):
+            for name in [name for name, engine in pool.engines.items() if name in self.killed or engine.is_draining]:
+                self.runners.pop(name, None)
+                await pool.replace(name)
+        self.killed.clear()
+        names = {*self.prefill.engines, *self.decode.engines}
+
+        def are_known() -> bool:
+            known = (*self.service.prefill_pool.replicas, *self.service.decode_pool.replicas)
+            return {item.replica_id for item in known if item.takes_requests and item.has_stream} == names
+
+        await until(are_known, timeout_s=60)
+
     def count(self, counter: str) -> float:
         """What all who have a counter counted since the cell began, or since ``count_anew``.
 
-        ``counter`` is "<role> <counter of its engines>", "router <counter>", or "runners num_overlaps".
+        ``counter`` is "<role> <counter of its engines>", "<engine> <counter>", "router <counter>", or "runners
+        num_overlaps".
         """
-        counted = self._counted()
-        assert counter in counted, counter
-        return counted[counter] - self._before[counter]
+        source, _, name = counter.partition(" ")
+        counted = {who: of_one for who, of_one in self._counted().items() if source in (who, who.partition("-")[0])}
+        assert counted, counter
+        assert all(name in of_one for of_one in counted.values()), counter
+        return sum(of_one[name] - self._before.get(who, Counter())[name] for who, of_one in counted.items())
 
     def count_anew(self) -> None:
         """Forget what was counted so far."""
         self._before = self._counted()
 
-    def _counted(self) -> Counter[str]:
-        counted = Counter({f"router {name}": value for name, value in asdict(self.service.counters).items()})
-        counted["runners num_overlaps"] = sum(runner.num_overlaps for runner in self.watched)
-        for role in ROLES:
-            for load in self._loads(role):
-                counted.update({f"{role} {name}": value for name, value in load.counters.items()})
-        return counted
+    def _counted(self) -> dict[str, Counter[str]]:
+        """What everybody who lives has counted, by its name."""
+        return {
+            "router": Counter(asdict(self.service.counters)),
+            "runners": Counter(num_overlaps=sum(runner.num_overlaps for runner in self.watched)),
+            **{name: Counter(load.counters) for role in ROLES for name, load in self._loads(role).items()},
+        }
 
     def engine(self, name: str) -> AsyncEngine:
         """One engine."""
         return self.prefill.engines[name] if name in self.prefill.engines else self.decode.engines[name]
 
-    def _loads(self, role: str) -> list[LoadReport]:
+    def first(self, role: str) -> str:
+        """The name of the oldest engine that was started for a role."""
+        return next(iter(self.prefill.engines if role == "prefill" else self.decode.engines))
+
+    def _loads(self, role: str) -> dict[str, LoadReport]:
         """Reports of the engines that live."""
         names = self.prefill.engines if role == "prefill" else self.decode.engines
-        return [self.engine(name).load for name in names if name not in self.killed]
+        return {name: self.engine(name).load for name in names if name not in self.killed}
 
     async def lean(self, role_of: Mapping[str, str]) -> None:
         """Have engines lean to other roles, by the order that an operator gives, and let the router know of it."""
@@ -138,7 +161,7 @@ class World:
         """Wait until no engine holds anything for anybody."""
 
         def rests() -> bool:
-            loads = [load for role in ROLES for load in self._loads(role)]
+            loads = [load for role in ROLES for load in self._loads(role).values()]
             return self.service.num_alive == 0 and all(load.is_empty and not load.num_held_blocks for load in loads)
 
         await until(rests, timeout_s=60)
@@ -181,12 +204,14 @@ async def world(path: Path, setup: Setup | None = None) -> AsyncIterator[World]:
     """Serve a checkpoint that has a tokenizer; at the end nothing may be held by any engine that is left."""
     setup = setup or Setup()
     runners: dict[str, StepwiseRunner] = {}
+    num_paced: Counter[str] = Counter()
     watched: list[OverlapRunner] = []
 
     def paced(role: str, runner: StepRunner) -> StepRunner:
         if role not in setup.steps:
             return runner
-        name = f"{role}-{sum(known.startswith(role) for known in runners)}"
+        name = f"{role}-{num_paced[role]}"  # as its engine is called
+        num_paced[role] += 1
         runners[name] = StepwiseRunner(runner)
         runners[name].allow(setup.steps[role])
         return runners[name]
