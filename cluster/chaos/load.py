@@ -1,4 +1,4 @@
-"""The load of a scenario: streams that never rest, and what each of their requests got."""
+"""The load of a scenario: streams that go on until it ends, and what each of their requests got."""
 
 from __future__ import annotations
 
@@ -76,12 +76,15 @@ def make_asks(load: LoadSection) -> list[ChaosRequest]:
 
 
 class LoadRun:
-    """Streams against one cluster."""
+    """Streams against one cluster. Each rests for ``pause_s`` between two requests."""
 
-    def __init__(self, client: httpx.AsyncClient, asks: list[ChaosRequest], *, num_streams: int) -> None:
+    def __init__(
+        self, client: httpx.AsyncClient, asks: list[ChaosRequest], *, num_streams: int, pause_s: float = 0.0
+    ) -> None:
         self._client = client
         self._asks = asks
         self._num_streams = num_streams
+        self._pause_s = pause_s
         self._next = 0
         self._is_ending = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -130,6 +133,8 @@ class LoadRun:
             ask = self._asks[self._next % len(self._asks)]
             self._next += 1
             self.answers.append(await self._request(ask))
+            if self._pause_s:
+                await asyncio.sleep(self._pause_s)
 
     async def _request(self, ask: ChaosRequest) -> Answer:
         answer = Answer(ask=ask, started_s=time.monotonic())

@@ -65,7 +65,8 @@ class ChaosRunner:
         ) as client:
             cluster = LiveCluster(client, seed=self._scenario.seed)
             self._wanted = {role: len(members(await cluster.status(), role)) for role in MEMBERS}
-            load = LoadRun(client, make_asks(self._scenario.load), num_streams=self._scenario.load.streams)
+            section = self._scenario.load
+            load = LoadRun(client, make_asks(section), num_streams=section.streams, pause_s=section.pause_s)
             self._tell(f"{self._scenario.name}: the undisturbed run")
             undisturbed = await load.once()
             await self._ask(cluster)

@@ -24,12 +24,13 @@ class ScenarioError(Exception):
 
 
 class LoadSection(Section):
-    """Requests that run all the time: each stream begins its next one as soon as the last ended."""
+    """Requests that run all the time: each stream begins its next one when the last has ended."""
 
     streams: int = Field(default=16, ge=1, description="Streams at the same time.")
     distinct: int = Field(default=24, ge=1, description="Different requests, repeated in turn.")
     prompt_tokens: tuple[int, int] = Field(default=(20, 120), description="Shortest and longest prompt.")
     output_tokens: tuple[int, int] = Field(default=(60, 160), description="Shortest and longest answer.")
+    pause_s: float = Field(default=0.0, ge=0, description="How long a stream rests between two requests.")
     seed: int = Field(default=1, description="Same seed, same requests.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from cluster.chaos.scenario import ScenarioError, load_scenario, parse_scenario
 from router.api.errors import error_event, error_response
 from router.errors import InternalError
 from tests.support.router.live_app import live_app
+from tests.support.router.router_rig import until
 
 SAMPLES = sorted((Path(__file__).parents[3] / "deploy" / "chaos").glob("*.yaml"))
 
@@ -143,6 +145,23 @@ async def test_refused_connection_is_tried_again_only_while_the_proxy_is_known_t
                 await load.once()
 
     assert len(asked) == (2 if is_away else 1)
+
+
+async def test_stream_rests_between_two_requests_and_ends_when_it_is_told_to() -> None:
+    begun: list[float] = []
+
+    def answer(_request: httpx.Request) -> httpx.Response:
+        begun.append(asyncio.get_running_loop().time())
+        return httpx.Response(200, text='data: {"choices": [{"token_ids": [4]}]}\n\ndata: [DONE]\n\n')
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://x") as client:
+        load = LoadRun(client, [ChaosRequest(prompt=(1,), num_tokens=1)], num_streams=1, pause_s=0.05)
+        load.start()
+        await until(lambda: len(begun) >= 3)
+        await load.finish()
+
+    assert all(later - earlier >= 0.05 for earlier, later in itertools.pairwise(begun))
+    assert [item.error for item in load.answers] == [""] * len(begun)
 
 
 def test_proxy_that_has_not_noticed_yet_is_excused_too() -> None:
