@@ -47,7 +47,7 @@ async def test_decode_pool_grows_and_shrinks_with_its_load(scaled_cluster: Clust
         cluster = LiveCluster(client, seed=0)
         asks = make_asks(LOAD)
         undisturbed = await LoadRun(client, asks, num_streams=4).once()
-        many, few = LoadRun(client, asks, num_streams=16), LoadRun(client, asks, num_streams=1)
+        many, few = LoadRun(client, asks, num_streams=16), LoadRun(client, asks, num_streams=1, pause_s=0.2)
 
         many.start()
         await wait_for_decode_workers(cluster, 2)
