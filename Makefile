@@ -40,17 +40,13 @@ $(STAMP): pyproject.toml
 serve: $(STAMP)
 	@exec $(BIN)/baton serve $(ARGS)
 
-# Three processes each time, though two cores have enough to do for them: many tests wait. First all that needs no cluster,
-# file by file; then clusters, with all tests of one cluster in one process. What takes longest begins first
+# Three processes, though two cores have enough to do for them: many tests wait. Each takes a file at a time, or all of those
+# whose tests share clusters. What takes longest begins first, clusters beside what needs none
 # (tests/support/cluster/side_by_side.py). make test TESTS=tests/router: only some of them, one after another.
-CLUSTERS := tests/faults tests/e2e
-SIDE_BY_SIDE := --numprocesses 3 --no-loadscope-reorder
 TESTS ?=
 test: $(STAMP)
 ifeq ($(TESTS),)
-	@$(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE) --dist loadfile tests $(CLUSTERS:%=--ignore=%); others=$$?; \
-		$(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE) --dist loadgroup $(CLUSTERS) && \
-		exit $$others
+	@$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 3 --no-loadscope-reorder --dist loadgroup tests
 else
 	$(TEST_ENV) $(BIN)/python -m pytest $(TESTS)
 endif
