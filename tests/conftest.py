@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
+    from xdist.remote import Producer
     from xdist.scheduler import Scheduling
 
     from tests.support.engine.oracle_cases import OracleCase
@@ -103,13 +104,13 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(optionalhook=True)  # a run in one process may do without xdist
-def pytest_xdist_make_scheduler(config: pytest.Config) -> Scheduling | None:
-    """Let one process run all tests of a cluster, where the tests of clusters run in several."""
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    """Let one process run all tests of a cluster, where tests run in several."""
     if config.getoption("dist") != "loadgroup":
         return None
     from tests.support.cluster.side_by_side import ClusterScheduling
 
-    return ClusterScheduling(config)
+    return ClusterScheduling(config, log)
 
 
 # How long an example takes says something of the machine, not of the code.
