@@ -51,6 +51,18 @@ class HostLoad(NamedTuple):
     rows_by_core: float
 
 
+class Effect(NamedTuple):
+    """What one request more does: the fields of a ``Standing`` that tell of others on the host, and how many times as
+    fast the replica then reads its weights and computes all else.
+    """
+
+    lost_rows: float
+    crowding_s: float
+    is_behind: float
+    reading: float
+    computing: float
+
+
 def share_cores(fleet: Standings, num_context_tokens: float) -> None:
     """Give replicas the prices that hold if the request goes there, and take note of what it does to others there.
 
@@ -68,8 +80,14 @@ def share_cores(fleet: Standings, num_context_tokens: float) -> None:
         if _shares(fleet, at):
             _rank(fleet, at, first, following)
     for host in range(num_hosts):
-        if first[host] >= 0:
-            _price_host(fleet, first[host], following, num_context_tokens)
+        if first[host] < 0:
+            continue
+        _price_alike(fleet, first[host], following)
+        load = _host_load(fleet, first[host], following)
+        rank, at = 0, first[host]
+        while at >= 0:
+            _write(fleet, at, _effect(standing_at(fleet, at), rank, load, num_context_tokens))
+            rank, at = rank + 1, following[at]
 
 
 def _shares(fleet: Standings, at: int) -> bool:
@@ -98,25 +116,30 @@ def _comes_before(one: Standing, other: Standing) -> bool:
     return streams > of_other or (streams == of_other and one.order < other.order)
 
 
-def _price_host(fleet: Standings, first: int, following: list[int], num_context_tokens: float) -> None:
-    _price_alike(fleet, first, following)
-    load = _host_load(fleet, first, following)
-    rank, at = 0, first
-    while at >= 0:
-        here = standing_at(fleet, at)
-        is_busy, takes = _is_busy(here), here.core_gain > 0.0
-        fleet.lost_rows[at] = 0.0 if is_busy else _lost_rows(here, load)
-        fleet.crowding_s[at] = _crowding_s(here, rank, load, num_context_tokens)
-        fleet.is_behind[at] = 1.0 if not is_busy and load.queued_tokens > 0.0 else 0.0
-        own_then = load.own_busy + (0.0 if is_busy else here.own_cores)
-        takers_then = load.num_takers + (1.0 if takes and not is_busy else 0.0)
-        computing = _speed(here, _computing_gain(here), own_then, takers_then)
-        fleet.base_s[at] = here.base_s / _speed(here, here.core_gain, own_then, takers_then)
-        fleet.row_s[at] = here.row_s / computing
-        fleet.context_token_s[at] = here.context_token_s / computing
-        fleet.prompt_token_s[at] = here.prompt_token_s / computing
-        fleet.prompt_read_s[at] = here.prompt_read_s / computing
-        rank, at = rank + 1, following[at]
+def _effect(here: Standing, rank: int, load: HostLoad, num_context_tokens: float) -> Effect:
+    """What it does if the request goes to a replica, the one of ``rank`` on its host."""
+    is_busy, takes = _is_busy(here), here.core_gain > 0.0
+    own_then = load.own_busy + (0.0 if is_busy else here.own_cores)
+    takers_then = load.num_takers + (1.0 if takes and not is_busy else 0.0)
+    lent = _lent(here, own_then, takers_then)
+    return Effect(
+        lost_rows=0.0 if is_busy else _lost_rows(here, load),
+        crowding_s=_crowding_s(here, rank, load, num_context_tokens),
+        is_behind=1.0 if not is_busy and load.queued_tokens > 0.0 else 0.0,
+        reading=1.0 + here.core_gain * lent,
+        computing=1.0 + _computing_gain(here) * lent,
+    )
+
+
+def _write(fleet: Standings, at: int, effect: Effect) -> None:
+    fleet.lost_rows[at] = effect.lost_rows
+    fleet.crowding_s[at] = effect.crowding_s
+    fleet.is_behind[at] = effect.is_behind
+    fleet.base_s[at] = fleet.base_s[at] / effect.reading
+    fleet.row_s[at] = fleet.row_s[at] / effect.computing
+    fleet.context_token_s[at] = fleet.context_token_s[at] / effect.computing
+    fleet.prompt_token_s[at] = fleet.prompt_token_s[at] / effect.computing
+    fleet.prompt_read_s[at] = fleet.prompt_read_s[at] / effect.computing
 
 
 def _price_alike(fleet: Standings, first: int, following: list[int]) -> None:
@@ -161,7 +184,7 @@ def _host_load(fleet: Standings, first: int, following: list[int]) -> HostLoad:
             waiting = WAITING_ROWS if here.queued_tokens > 0.0 else 0.0
             own = here.num_rows + waiting
             gain = (_step_gain(here) * here.num_rows + _computing_gain(here) * waiting) / max(own, 1.0)
-            now = own / _speed(here, gain, own_busy, num_takers)
+            now = own / (1.0 + gain * _lent(here, own_busy, num_takers))
             rows += own
             rows_now += now
             rows_by_core += now * gain / max(here.own_cores, 1.0)
@@ -197,9 +220,9 @@ def _crowding_s(here: Standing, rank: int, load: HostLoad, num_context_tokens: f
     best_s, here_s = math.inf, 0.0
     for number in range(1, load.num_members + 1):
         count = float(number)
-        own_busy = count * here.own_cores
-        step_s = here.base_s / _speed(here, here.core_gain, own_busy, count)
-        step_s += computing_s / count / _speed(here, _computing_gain(here), own_busy, count)
+        lent = _lent(here, count * here.own_cores, count)
+        step_s = here.base_s / (1.0 + here.core_gain * lent)
+        step_s += computing_s / (count * (1.0 + _computing_gain(here) * lent))
         is_better = number <= fewest or step_s * SPREAD_MARGIN < best_s
         if is_better and rank < number:
             here_s = step_s
@@ -222,10 +245,9 @@ def _step_gain(here: Standing) -> float:
     return (here.base_s + computing_s) / faster_s - 1.0 if faster_s > 0.0 else here.core_gain
 
 
-def _speed(here: Standing, gain: float, own_busy: float, num_takers: float) -> float:
-    """How many times as fast as on its own cores a replica is while those of its host compute that own so many.
-
-    The cores of the others are divided among those that take any; as many more as its own gain it so much.
+def _lent(here: Standing, own_busy: float, num_takers: float) -> float:
+    """How many cores of others a replica computes with for each of its own, while those of its host compute that own so
+    many: the cores of the others are divided among those that take any. What such a core gains makes it so much faster.
     """
-    idle = max(here.host_cores - own_busy, 0.0) / max(num_takers, 1.0)
-    return 1.0 + gain * idle / max(here.own_cores, 1.0)
+    idle = max(here.host_cores - own_busy, 0.0)
+    return idle / (max(num_takers, 1.0) * max(here.own_cores, 1.0))

@@ -109,8 +109,8 @@ def compiled() -> Loops:
     for module in (fleet, hosts, prediction, plans):
         for part in vars(module).values():
             if isinstance(part, FunctionType) and part.__module__ == module.__name__:
-                register_jitable(forceinline=True)(part)
-    loops = Loops(*(cast("Any", njit(loop, nogil=True)) for loop in PLAIN))
+                register_jitable(forceinline=True, error_model="numpy")(part)
+    loops = Loops(*(cast("Any", njit(loop, nogil=True, error_model="numpy")) for loop in PLAIN))
     _call_each(loops)
     return loops
 
