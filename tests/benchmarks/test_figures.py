@@ -74,6 +74,18 @@ def test_ratio_to_nothing_is_not_made_up() -> None:
     assert all("vs_random" not in row.detail for row in with_ratios([idle, busy]))
 
 
+def test_replayed_requests_go_to_all_replicas(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"timestamp": 1000 * at, "input_length": 512, "output_length": 32, "hash_ids": [at]} for at in range(4)]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    world = World("round_robin", 2, argparse.Namespace(prefill_blocks=64, decode_blocks=(16, 16)))
+
+    world.run(read_trace(trace, 4), 1.0)
+
+    replicas = [*world.prefill.values(), *world.decode.values()]
+    assert [len(replica.waits_s) for replica in replicas] == [2, 2, 2, 2]
+
+
 def test_request_that_never_fits_ends_the_replay_by_name(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     lines = [
