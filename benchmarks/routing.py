@@ -142,7 +142,6 @@ class Names:
 def make_pool(role: str, policy: str, sizes: dict[str, int]) -> ReplicaPool:
     """A real pool that knows its replicas, and hears all of them: it sends nothing to one that it does not."""
     pool = ReplicaPool(ROLES[role], Names(sizes), policy=policy, settings=SETTINGS, mirrors_cache=True)  # type: ignore[arg-type]
-
     asyncio.run(_meet(pool))
     for name, num_blocks in sizes.items():
         pool.note_load(name, LoadReport(num_blocks=num_blocks, num_free_blocks=num_blocks))
