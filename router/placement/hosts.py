@@ -53,7 +53,7 @@ class HostLoad(NamedTuple):
 
 class Effect(NamedTuple):
     """What one request more does: the fields of a ``Standing`` that tell of others on the host, and how many times as
-    fast the replica then reads its weights and computes all else.
+    fast as on its own cores the replica then reads its weights (``reading``) and computes all else (``computing``).
     """
 
     lost_rows: float
@@ -85,7 +85,7 @@ def share_cores(fleet: Standings, num_context_tokens: float) -> None:
         _price_alike(fleet, first[host], following)
         load = _host_load(fleet, first[host], following)
         rank, at = 0, first[host]
-        while at >= 0:
+        while at >= 0:  # in no function of its own: see standing_at
             _write(fleet, at, _effect(standing_at(fleet, at), rank, load, num_context_tokens))
             rank, at = rank + 1, following[at]
 
@@ -247,7 +247,7 @@ def _step_gain(here: Standing) -> float:
 
 def _lent(here: Standing, own_busy: float, num_takers: float) -> float:
     """How many cores of others a replica computes with for each of its own, while those of its host compute that own so
-    many: the cores of the others are divided among those that take any. What such a core gains makes it so much faster.
+    many: the cores of the others are divided among those that take any. It is ``1 + gain * lent`` times as fast then.
     """
     idle = max(here.host_cores - own_busy, 0.0)
     return idle / (max(num_takers, 1.0) * max(here.own_cores, 1.0))

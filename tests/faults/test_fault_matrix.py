@@ -28,11 +28,9 @@ SILENCE_S = 15
 Steps = Sequence[Mapping[str, Any]]
 
 
-async def suffer(
-    cluster: TwoNodes, name: str, *steps: Mapping[str, Any], pause_s: float = 0.0, **checks: Any
-) -> ChaosReport:
-    """A scenario of these steps; it must end well. Streams rest for ``pause_s`` between two requests."""
-    content = {"name": name, "load": {**LOAD, "pause_s": pause_s}, "checks": checks}
+async def suffer(cluster: TwoNodes, name: str, *steps: Mapping[str, Any], **checks: Any) -> ChaosReport:
+    """A scenario of these steps; it must end well."""
+    content = {"name": name, "load": LOAD, "checks": checks}
     scenario = parse_scenario({**content, "steps": [*steps, {"wait_for_recovery": RECOVERY_S}]}, where=name)
     report = await ChaosRunner(scenario, url=cluster.url, headers=cluster.headers, tell=print).run()
     print("\n".join(report.lines()))
@@ -120,7 +118,6 @@ async def test_workers_that_stand_still_are_done_without(cluster: TwoNodes) -> N
         {"pause": {"role": "decode", "seconds": HEALTH_CHECK_S, "min_running": 4}},
         {"pause": {"role": "prefill", "seconds": LEASE_TTL_S + 10}},
         {"sleep": HEALTH_CHECK_S + 1},
-        pause_s=0.5,  # what is watched here is long silence: with no rest, half a minute of all this machine's cores
     )
 
     assert report.counted["migrations"] > 0

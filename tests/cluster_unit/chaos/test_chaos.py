@@ -40,6 +40,7 @@ def test_sample_scenario_can_be_read(path: Path) -> None:
         ({"name": "x", "steps": [{}]}, "exactly one thing, this one names nothing"),
         ({"name": "x", "steps": [{"sleep": 1, "heal": "all"}]}, "this one names heal, sleep"),
         ({"name": "x", "steps": [{"kill": {"role": "nurse"}}]}, r"steps\.0\.kill\.role"),
+        ({"name": "x", "steps": [{"sleep": 1}], "load": {"pause_s": -1}}, r"load\.pause_s"),
         ({"name": "x", "steps": [{"explode": 1}]}, r"steps\.0\.explode"),
         ({"steps": [{"sleep": 1}]}, "name"),
         ("nothing", "valid dictionary"),

@@ -80,7 +80,8 @@ class World:
         return read_answer(await self.client.post(url, json=body))
 
     async def _replace_the_lost(self) -> None:
-        """What became of engines before; the router then knows who is there, and no others."""
+        """Start a successor of each engine that was killed or drains; the router then knows all that are there, and no
+        others."""
         for pool in (self.prefill, self.decode):
             for name in [name for name, engine in pool.engines.items() if name in self.killed or engine.is_draining]:
                 self.runners.pop(name, None)
