@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int32]
+
+MAX_GRAMMAR_BYTES: Final = 256 * 1024
+"""Nobody writes a larger one by hand, and what is larger keeps a thread busy for long."""
+
+READING_STACK_BYTES: Final = 256 * 1024 * 1024
+"""Of a thread that reads grammars. llguidance descends by one call for each reference of a schema, and for each rule
+that another one names: 9 KB a reference, so that the 8 MiB that threads have elsewhere end after some 900 of them, and
+the process with them. 64 MiB were enough for the worst of `MAX_GRAMMAR_BYTES` that was found; only what is used takes
+memory.
+"""
 
 GRAMMAR_REFUSED = "grammar_refused"
 """The code of a request whose grammar could not be compiled, or costs too much from the start."""
@@ -62,3 +74,19 @@ class RowFailure(NamedTuple):
 
     row: int
     message: str
+
+
+class ReadingThreads(ThreadPoolExecutor):
+    """Threads that can read any grammar of `MAX_GRAMMAR_BYTES`, however far its references lead."""
+
+    _starting = threading.Lock()
+    """The size of stacks is a setting of the whole process."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """See ``ThreadPoolExecutor``, which starts its threads here."""
+        with self._starting:
+            before = threading.stack_size(READING_STACK_BYTES)
+            try:
+                return super().submit(fn, *args, **kwargs)
+            finally:
+                threading.stack_size(before)

@@ -6,22 +6,22 @@ import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from llguidance import LLMatcher
 
+from engine.contract.grammar import MAX_GRAMMAR_BYTES, ReadingThreads
 from router.errors import InvalidRequestError
 from router.grammar.grammar_text import GrammarText, json_schema_grammar
 from router.grammar.schema_parts import DEFINITIONS, parts_of
-
-MAX_GRAMMAR_BYTES: Final = 256 * 1024
-"""Nobody writes a larger one by hand, and what is larger keeps a thread busy for long."""
 
 MAX_NUM_THREADS: Final = 2
 MAX_NUM_KNOWN: Final = 512
 MAX_PLACE_TRIES: Final = 200
 """Sub-schemas that are looked at to say where in a schema a fault is."""
+
+MAX_PLACE_BYTES: Final = 8 * MAX_GRAMMAR_BYTES
+"""Of all that is read for it: each is read with all definitions beside it."""
 
 MAX_MESSAGE_CHARACTERS: Final = 400
 
@@ -41,7 +41,7 @@ class GrammarChecker:
     """Says what is wrong with a grammar. Used from one event loop; what was found right is remembered for a while."""
 
     def __init__(self) -> None:
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: ReadingThreads | None = None
         self._known: OrderedDict[str, None] = OrderedDict()
 
     async def check(self, grammar: GrammarText, *, param: str) -> str:
@@ -60,7 +60,7 @@ class GrammarChecker:
             self._known.move_to_end(text)
             return text
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(MAX_NUM_THREADS, thread_name_prefix="baton-grammar-check")
+            self._threads = ReadingThreads(MAX_NUM_THREADS, thread_name_prefix="baton-grammar-check")
         problem = await asyncio.get_running_loop().run_in_executor(self._threads, find_problem, grammar, text)
         if problem is not None:
             raise _refusal(problem[1], f"{param}{problem[0]}", param)
@@ -135,13 +135,14 @@ def _remedy_for(problem: str) -> str:
 def _place_of(problem: str, root: Mapping[str, Any]) -> str:
     """The innermost sub-schema that has the very same problem on its own, beside the definitions of the whole."""
     shared = {name: root[name] for name in DEFINITIONS if isinstance(root.get(name), Mapping)}
-    place, schema, num_tries = "", root, 0
+    place, schema, num_tries, num_bytes = "", root, 0, 0
     while True:
         for name, part in parts_of(schema):
-            num_tries += 1
-            if num_tries > MAX_PLACE_TRIES:
+            text = json_schema_grammar({**_without(shared, name), **part}).text
+            num_tries, num_bytes = num_tries + 1, num_bytes + len(text)
+            if num_tries > MAX_PLACE_TRIES or num_bytes > MAX_PLACE_BYTES:
                 return place
-            if _has_problem({**_without(shared, name), **part}, problem):
+            if _problem_of(text) == problem:
                 place, schema = f"{place}.{name}", part
                 break
         else:
@@ -151,7 +152,3 @@ def _place_of(problem: str, root: Mapping[str, Any]) -> str:
 def _without(shared: dict[str, Any], name: str) -> dict[str, Any]:
     """A definition stands beside the others; what is wrong in these must not be blamed on it."""
     return {} if name.split(".")[0] in DEFINITIONS else shared
-
-
-def _has_problem(schema: Mapping[str, Any], problem: str) -> bool:
-    return _problem_of(json_schema_grammar(schema).text) == problem

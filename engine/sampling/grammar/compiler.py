@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from engine.contract.grammar import GrammarFailure
+from engine.contract.grammar import GrammarFailure, ReadingThreads
 from engine.contract.step import IntArray
 from engine.device.cores import run_anywhere, step_back
 
@@ -97,7 +97,7 @@ class GrammarStore:
         self._max_num_kept = max_num_kept
         self._max_kept_bytes = max_kept_bytes
         self._limits = limits or LLParserLimits(verbose_errors=False)
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: ReadingThreads | None = None
         self._tokenizer: LLTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
         self._compiling: dict[str, Future[Grammar | GrammarFailure]] = {}
@@ -141,7 +141,7 @@ class GrammarStore:
 
     def new_matcher(self, grammar: str) -> LLMatcher:
         """A matcher for one output; whoever asks holds the compiled grammar, or compiles it now."""
-        found = self._held.get(grammar) or self._compile(grammar)
+        found = self._held.get(grammar) or self._pool().submit(self._compile, grammar).result()
         if isinstance(found, GrammarFailure):
             raise ValueError(found.message)
         return found.new_matcher()
@@ -152,9 +152,9 @@ class GrammarStore:
             self._threads.shutdown(wait=True, cancel_futures=True)
             self._threads = None
 
-    def _pool(self) -> ThreadPoolExecutor:
+    def _pool(self) -> ReadingThreads:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="baton-grammar", initializer=_stand_back)
+            self._threads = ReadingThreads(NUM_THREADS, thread_name_prefix="baton-grammar", initializer=_stand_back)
         return self._threads
 
     def _keep(self, grammar: str, found: Grammar | GrammarFailure) -> None:

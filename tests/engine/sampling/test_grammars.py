@@ -15,7 +15,9 @@ from engine.sampling.grammar.compiler import Grammar, GrammarStore
 from engine.sampling.sampler import SampledTokens, Sampler
 from engine.sampling.sampling_rows import SamplingRows
 from engine.sampling.token_history import TokenHistory
+from router.grammar.grammar_text import GrammarText
 from tests.support.cluster.served_checkpoint import byte_tokenizer
+from tests.support.grammar.long_chains import long_chains
 
 VOCAB_SIZE = 300
 """More than the tokenizer's 259: models pad."""
@@ -333,6 +335,22 @@ def test_f1_a_grammar_whose_first_mask_costs_too_much_is_refused_with_the_remedy
     assert isinstance(found, GrammarFailure)
     assert "smaller counts" in found.message
     assert "<non-verbose" not in found.message
+    store.close()
+
+
+@pytest.mark.behaviour("F1")
+@pytest.mark.parametrize(("grammar", "beginning"), long_chains())
+def test_f1_references_as_long_as_a_grammar_may_be_are_followed(
+    folder: Path, grammar: GrammarText, beginning: str
+) -> None:
+    """Compiled in a thread with room for a call within another for each of them; followed in any."""
+    store = make_store(folder)
+
+    found = compiled(store, grammar.text)
+
+    assert isinstance(found, Grammar)
+    guesses = np.array(ids(beginning), np.int32)
+    assert found.new_follower().num_fitting(np.array([], np.int32), guesses) == guesses.size
     store.close()
 
 

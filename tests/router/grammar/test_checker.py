@@ -11,8 +11,9 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from pydantic import BaseModel, SecretStr
 
+from engine.contract.grammar import MAX_GRAMMAR_BYTES
 from router.errors import InvalidRequestError
-from router.grammar.checker import MAX_GRAMMAR_BYTES, GrammarChecker
+from router.grammar.checker import GrammarChecker
 from router.grammar.grammar_text import (
     GrammarText,
     choice_grammar,
@@ -23,6 +24,7 @@ from router.grammar.grammar_text import (
 )
 from router.grammar.structural_tag import structural_tag_grammar
 from tests.support.cluster.served_checkpoint import byte_tokenizer
+from tests.support.grammar.long_chains import long_chains
 
 TOKENIZER = LLTokenizer(byte_tokenizer().to_str(), eos_token=2)
 
@@ -116,6 +118,17 @@ async def test_f1_a_schema_nested_as_deeply_as_a_body_may_be_is_answered() -> No
 
     with pytest.raises(InvalidRequestError, match="nested too deeply"):
         await checker.check(json_schema_grammar(schema), param="x")
+
+    checker.close()
+
+
+@pytest.mark.behaviour("F1")
+@pytest.mark.parametrize("grammar", [grammar for grammar, _ in long_chains()])
+async def test_f1_references_as_long_as_a_grammar_may_be_are_followed(grammar: GrammarText) -> None:
+    """One call of the library's for each, in a thread with room for them."""
+    checker = GrammarChecker()
+
+    assert await checker.check(grammar, param="x") == grammar.text
 
     checker.close()
 
