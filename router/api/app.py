@@ -34,7 +34,7 @@ from router.api.request_id import RequestIdMiddleware
 from router.api.responses.endpoints import add_responses
 from router.api.server_info import Facts, add_server_info, no_facts
 from router.api.traces import add_traces, tracing_refusals
-from router.errors import InternalError, InvalidRequestError, NoReplicaError, RouterError
+from router.errors import InvalidRequestError, NoReplicaError, RouterError
 from router.security import SecuritySettings
 from router.service import RouterService
 from router.version import baton_version
@@ -150,10 +150,6 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         return http_error_response(error.status_code, _http_problem(request, error), error.headers)
-
-    @app.exception_handler(Exception)
-    async def on_any_error(_: Request, __: Exception) -> Response:
-        return error_response(InternalError())
 
 
 def _http_problem(request: Request, error: HTTPException) -> str:

@@ -6,13 +6,14 @@ import time
 from typing import Any
 
 from fastapi import FastAPI, Query, Request, Response
+from starlette.requests import ClientDisconnect
 
 from router.api.errors import status_of
 from router.api.http.direct_routes import Endpoint
 from router.api.http.guard import is_admin, owner_of
 from router.api.http.headers import caller_context
 from router.api.request_id import RECEIVED_KEY, SCOPE_KEY
-from router.errors import RouterError
+from router.errors import InternalError, RouterError
 from router.service import RouterService
 from router.trace.origin import NO_CONTEXT, Origin, Viewer
 
@@ -41,10 +42,12 @@ def tracing_refusals(endpoint: Endpoint, service: RouterService) -> Endpoint:
     async def answer(request: Request) -> Response:
         try:
             return await endpoint(request)
-        except RouterError as error:
-            status, _ = status_of(error)
+        except (ClientDisconnect, OSError):
+            raise
+        except Exception as error:
+            told = error if isinstance(error, RouterError) else InternalError()
             origin = origin_of(request, service)
-            service.traces.recorder.refuse(origin, status=status, code=error.code, reason=error.message)
+            service.traces.recorder.refuse(origin, status=status_of(told)[0], code=told.code, reason=told.message)
             raise
 
     return answer

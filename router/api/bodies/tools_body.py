@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic_core import from_json
 
 from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
 from router.errors import InvalidRequestError
@@ -115,21 +116,46 @@ ToolChoice = Annotated[
 
 
 class CalledFunctionBody(StrictBody):
-    """A function that was called, with its arguments as JSON text."""
+    """A function that was called, with its arguments as the model wrote them: JSON text, where it wrote that."""
 
     name: ToolName
     arguments: str
 
-    @field_validator("arguments")
-    @classmethod
-    def _is_json_object(cls, text: str) -> str:
+    def read_arguments(self) -> dict[str, Any] | str:
+        """The arguments as chat templates get them: an object, of which there is as much as was written where a call
+        ended early. Whatever else was written is given to the template as it stands.
+        """
         try:
-            value = json.loads(text or "{}")
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"arguments of a call must be JSON, got {text[:40]!r}") from error
-        if not isinstance(value, dict):
-            raise ValueError(f"arguments of a call must be a JSON object, got {text[:40]!r}")
-        return text
+            value = json.loads(self.arguments or "{}")
+            # Half of a surrogate pair is no character, and nobody can encode it.
+            value = _with_whole_characters(value) if _HALF_CHARACTER in self.arguments.lower() else value
+        except RecursionError:
+            return self.arguments
+        except ValueError:
+            value = _begun(self.arguments)
+        return value if isinstance(value, dict) else self.arguments
+
+
+_HALF_CHARACTER = r"\ud"
+"""How the escape of a character begins that only stands for one together with another."""
+
+
+def _begun(text: str) -> Any:
+    """As much of a JSON text as there is; None where it is none from the start."""
+    try:
+        return from_json(text, allow_partial="trailing-strings")
+    except ValueError:
+        return None
+
+
+def _with_whole_characters(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_with_whole_characters(item) for item in value]
+    if isinstance(value, dict):
+        return {_with_whole_characters(name): _with_whole_characters(item) for name, item in value.items()}
+    return value
 
 
 class ToolCallBody(StrictBody):
@@ -142,8 +168,7 @@ class ToolCallBody(StrictBody):
 
     def plain(self) -> dict[str, Any]:
         """The call as chat templates get it: they write the arguments themselves."""
-        arguments = json.loads(self.function.arguments or "{}")
-        function = {"name": self.function.name, "arguments": arguments}
+        function = {"name": self.function.name, "arguments": self.function.read_arguments()}
         return {"id": self.id, "type": self.type, "function": function}
 
 

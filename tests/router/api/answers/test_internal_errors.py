@@ -58,6 +58,31 @@ async def test_answer_that_fails_before_it_begins_is_a_500(
         assert " x_request_id=my-own-id" in caplog.text
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+async def test_request_that_fails_before_anything_runs_is_a_500_with_its_id(
+    model_dir: Path, path: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an endpoint on the short way and of one that the framework finds."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise TypeError("nobody thought of this")
+
+    async with router_rig(model_dir) as rig:
+        monkeypatch.setattr(rig.service.tokenizer, "encode_all", fail)
+        response = await rig.client.post(path, json={"prompt": "hi"}, headers=HEADERS)
+        answered = next(item.rows for item in rig.service.metrics.families() if item.name == "baton:http_requests")
+        traced = (await rig.client.get("/v1/requests")).json()["data"]
+
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+    assert response.headers["x-request-id"] == "my-own-id"
+    (record,) = [record for record in caplog.records if record.exc_info]
+    assert "x_request_id=my-own-id" in record.getMessage()
+    assert path in record.getMessage()
+    assert "nobody thought of this" in caplog.text
+    assert [row.value for row in answered if ("code", "500") in row.labels and ("path", path) in row.labels] == [1]
+    assert [row["id"] for row in traced if row["reason"] == "internal_error"] == ["my-own-id"] * (path != "/tokenize")
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_what_is_said_of_a_request_has_its_callers_id(
     model_dir: Path, role: str, caplog: pytest.LogCaptureFixture
