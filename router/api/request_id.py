@@ -44,8 +44,8 @@ def usable_request_id(given: Sequence[bytes]) -> str:
 class RequestIdMiddleware:
     """Gives every answer the caller's request id, or a new one if there is none or it is unusable.
 
-    A body may name another one, which then stands in the scope. Whatever is raised before an answer begins becomes a 500
-    here, with the id in the log: what the framework makes of it further outside has none, and is not counted.
+    A body may name another one, which then stands in the scope. Whatever is raised before an answer begins becomes a
+    500 here, with the id in the log: what the framework makes of it further outside has none, and is not counted.
 
     The header is left to the server around the application where that one adds it: an answer has it once.
     """
