@@ -30,6 +30,7 @@ class Counters:
 
     Prefix counts are in tokens. Those of requests that resumed, after a preemption or a load that was given
     up, are apart: they would flatter the rate.
+    ``num_standoffs`` requests gave up what another engine kept for them, as both waited for each other.
     ``num_adopted_blocks`` failed to load and were computed by another request with the same prompt.
     Of ``num_draft_tokens`` that were computed to be verified, ``num_accepted_draft_tokens`` became output; of these
     ``num_accepted_at_1`` were the first drafts of their requests in a step, and so on.
@@ -72,6 +73,9 @@ class Counters:
     )
     recomputed_tokens: int = counted(
         "Tokens whose KV was lost and computed again.", metric="recomputed_tokens", total="recomputed_tokens"
+    )
+    num_standoffs: int = counted(
+        "Requests that gave up a hand-over because engines waited for each other's leases.", metric="lease_standoffs"
     )
     num_adopted_blocks: int = counted()
     num_dropped_early_loads: int = counted()

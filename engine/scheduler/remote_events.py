@@ -18,6 +18,8 @@ from kv_transfer.connector import ConnectorEvents, LeaseEnded, LoadEnded
 KV_LOST = "kv_lost"
 """The code of a request that goes back to its sender because too much of its KV was lost."""
 
+WAITED_IN_A_CIRCLE = "no room came for them while this engine's own were kept for others"
+
 
 class RemoteEvents:
     """Applies connector events, each once; unknown, late and duplicate ones are counted and ignored."""
@@ -53,6 +55,18 @@ class RemoteEvents:
             self._counters.num_unknown_ids += not self._early.end(stream_id)
         for lease in events.leases:
             self._end_lease(lease)
+
+    def do_without(self, request: Request) -> None:
+        """Have a request that waits read nothing of what another engine keeps for it, which has its blocks back."""
+        num_blocks = self._kv_cache.num_blocks_for(request.num_tokens)
+        self._counters.num_standoffs += 1
+        if self._config.load_failure_policy == "fail":
+            self._fail(request, WAITED_IN_A_CIRCLE, num_failed=num_blocks)
+        elif self._is_too_much(request, num_blocks):
+            self._fail(request, WAITED_IN_A_CIRCLE, num_failed=num_blocks, code=KV_LOST)
+        else:
+            self._counters.recomputed_tokens += request.num_tokens - 1
+            self._remote.release(request)
 
     def _end_lease(self, event: LeaseEnded) -> None:
         block_ids = self._leases.end(event)

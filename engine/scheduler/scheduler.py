@@ -19,6 +19,7 @@ from engine.drafting.proposer import Drafting
 from engine.scheduler.assembly import assemble
 from engine.scheduler.blocks.cache_events import CacheEventBatch, cache_changes, cache_snapshot
 from engine.scheduler.policy.gates import AdmissionGate
+from engine.scheduler.policy.lease_standoff import LeaseStandoff
 from engine.scheduler.snapshot import num_common_blocks, take_snapshot
 from engine.scheduler.step_draft import Batch, StepDraft, StepInFlight
 from engine.scheduler.step_result import StepResult
@@ -88,6 +89,9 @@ class Scheduler:
         self._grammar_gate = parts.grammar_gate
         self._timer = parts.timer
         self._prompt_budget = parts.prompt_budget
+        self._standoff = LeaseStandoff(
+            live_requests=self._live_requests, table=self._table, remote=self._remote, leases=self._leases, clock=clock
+        )
         self._in_flight: deque[StepInFlight] = deque()
         self._next_step_id = 0
         self._is_quiet = True
@@ -175,6 +179,8 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Decide the next step: running requests first, then waiting ones if none was preempted, then drafts."""
         self._early.expire()
+        if (request := self._standoff.find()) is not None:
+            self._remote_events.do_without(request)
         draft = StepDraft(token_budget=self._config.max_num_batched_tokens)
         for preparation in self._preparations:
             preparation.prepare(draft)
@@ -305,7 +311,7 @@ class Scheduler:
 
     def _next_due_s(self) -> float | None:
         grammar_due = self._grammar_gate.next_deadline_s if self._grammar_gate is not None else None
-        dues = (self._admission.ask_again_at_s, self._early.next_deadline_s, grammar_due)
+        dues = (self._admission.ask_again_at_s, self._early.next_deadline_s, grammar_due, self._standoff.due_s)
         return min((due for due in dues if due is not None), default=None)
 
     @property

@@ -26,6 +26,7 @@ from router.api.http.methods import MethodsMiddleware
 from router.api.http.request_body import read_body
 from router.api.ignored import HEADER as IGNORED_HEADER
 from router.api.ignored import ignored_header
+from router.api.internal_errors import InternalErrorMiddleware
 from router.api.live import add_live
 from router.api.messages.endpoints import add_messages
 from router.api.openapi import body_schema, describe
@@ -108,6 +109,7 @@ def build_app(
     app.add_middleware(MethodsMiddleware, routes=app.router.routes)
     app.add_middleware(DirectRoutes, endpoints=endpoints, write_timeout_s=service.settings.write_timeout_s)
     _add_security(app, security)
+    app.add_middleware(InternalErrorMiddleware)
     app.add_middleware(
         RequestIdMiddleware, metrics=service.metrics, paths=_PATHS, answers_request_id=answers_request_id
     )

@@ -1,27 +1,24 @@
-"""X-Request-Id in and out, the count of answers, and the answer to a request that fails as nobody thought of."""
+"""X-Request-Id in and out, and the count of answers."""
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 import uuid
 from collections.abc import Sequence
 
 from starlette.datastructures import MutableHeaders
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.api.errors import error_response
-from router.errors import InternalError
 from router.report.metrics import RouterMetrics
-
-logger = logging.getLogger(f"baton.{__name__}")
 
 HEADER = "x-request-id"
 SCOPE_KEY = "baton_request_id"
 RECEIVED_KEY = "baton_received_s"
 """In the scope: when the request came, by ``time.perf_counter``."""
+
+BEGUN_KEY = "baton_answer_begun"
+"""In the scope: there once the answer has begun."""
 
 MAX_CHARACTERS = 128
 _ACCEPTED = re.compile(rf"[\x21-\x7e]{{1,{MAX_CHARACTERS}}}")
@@ -44,8 +41,7 @@ def usable_request_id(given: Sequence[bytes]) -> str:
 class RequestIdMiddleware:
     """Gives every answer the caller's request id, or a new one if there is none or it is unusable.
 
-    A body may name another one, which then stands in the scope. Whatever is raised before an answer begins becomes a
-    500 here, with the id in the log: what the framework makes of it further outside has none, and is not counted.
+    A body may name another one, which then stands in the scope.
 
     The header is left to the server around the application where that one adds it: an answer has it once.
     """
@@ -67,28 +63,17 @@ class RequestIdMiddleware:
         path = self._label(scope["path"])
         method = scope["method"] if scope["method"] in _METHODS else "other"
 
-        has_begun = False
-
         async def send_with_id(message: Message) -> None:
-            nonlocal has_begun
             if message["type"] == "http.response.start":
-                has_begun = True
                 if self._answers_request_id:
                     MutableHeaders(scope=message)[HEADER] = scope[SCOPE_KEY]
+                scope[BEGUN_KEY] = True
                 self._metrics.answered(path, method, message["status"])
             await send(message)
 
         scope[SCOPE_KEY] = request_id
         scope[RECEIVED_KEY] = time.perf_counter()
-        try:
-            await self._app(scope, receive, send_with_id)
-        except (ClientDisconnect, OSError):
-            raise
-        except Exception:
-            if has_begun:
-                raise
-            logger.exception("request failed: path=%s x_request_id=%s", scope["path"][:80], scope[SCOPE_KEY])
-            await error_response(InternalError())(scope, receive, send_with_id)
+        await self._app(scope, receive, send_with_id)
 
     def _label(self, path: str) -> str:
         """The path as it is counted: those that name one thing of many count as one."""

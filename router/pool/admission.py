@@ -186,7 +186,12 @@ class Admission:
             own_tokens = wish.demand.num_tokens - placed.num_head_tokens
         ticket.reservation = pool.reserve(placed.stream, num_blocks=wish.num_blocks, num_tokens=own_tokens)
         if placed.prompt is not None and not placed.is_colocated:
-            ticket.prompt_room = pool.reserve(placed.prompt, num_tokens=placed.num_prompt_tokens)
+            ticket.prompt_room = pool.reserve(
+                placed.prompt,
+                num_blocks=placed.num_prompt_blocks,
+                num_tokens=placed.num_prompt_tokens,
+                generates=False,
+            )
         return True
 
     def _try_beside(self, replica: Replica, wish: RoomWish) -> Reservation | None:

@@ -128,19 +128,30 @@ class ElasticPlacement:
         )
 
     def _by_policies(self, demand: Demand, num_blocks: int, reason: Reason) -> Placed | None:
-        """The stream by the policy for decode, the prompt by that for prefill, each on who leans to it if possible."""
-        pool = self._pool
+        """The stream by the policy for decode, the prompt by that for prefill, each on who leans to it if possible.
+
+        The prompt needs room as well, which is promised to it: two workers each of which kept a prompt for the other
+        one, and had no room for what that keeps, would wait for each other.
+        """
+        pool, num_prompt_blocks = self._pool, self._pool.blocks_for(demand.num_tokens + 1)
         stream = pool.choose(demand, role=STREAMS, num_blocks=num_blocks, must_fit=True)
         if stream is None:
             return None
-        prompt = pool.choose(demand, role=PROMPTS, exclude=(stream.replica_id,))
+        others = (stream.replica_id,)
+        prompt = pool.choose(demand, role=PROMPTS, num_blocks=num_prompt_blocks, exclude=others, must_fit=True)
         if prompt is None or prompt not in pool.candidates():  # nobody else, or one of whom nothing is heard
             prompt = stream
         lead = self._settings.max_prefill_queue_lead
         if lead > 0 and prompt.queued_tokens - stream.queued_tokens > lead:
             prompt, reason = stream, Reason.OVERRIDE
         lacking = max(demand.num_tokens - pool.num_cached_tokens(prompt, demand), 1)
-        return Placed(stream=stream, prompt=prompt, num_prompt_tokens=lacking, reason=reason)
+        return Placed(
+            stream=stream,
+            prompt=prompt,
+            num_prompt_tokens=lacking,
+            num_prompt_blocks=num_prompt_blocks,
+            reason=reason,
+        )
 
     def _wish(self, demand: Demand, num_blocks: int, candidates: Sequence[Replica]) -> Wish:
         info = candidates[0].info

@@ -30,7 +30,8 @@ class NamedPlan:
 class Placed:
     """``stream`` generates. ``prompt`` computes the prompt, of which it lacks ``num_prompt_tokens``; None where that is
     decided later. Of a prompt that is split, ``prompt`` computes only the first ``num_head_tokens``, of which it lacks
-    so many, and ``stream`` the others; 0: it is not split.
+    so many, and ``stream`` the others; 0: it is not split. ``num_prompt_blocks`` are promised to the prompt where it is
+    computed, if that is elsewhere.
 
     ``weighed`` are the plans that cost least, the chosen one first; there for traced requests only.
     """
@@ -39,6 +40,7 @@ class Placed:
     prompt: Replica | None = None
     num_prompt_tokens: int = 0
     num_head_tokens: int = 0
+    num_prompt_blocks: int = 0
     reason: Reason | None = None
     weighed: Sequence[NamedPlan] = ()
 

@@ -213,9 +213,12 @@ class ReplicaPool:
         block_size = self._block_size()
         return -(-num_tokens // block_size) if block_size else 0
 
-    def reserve(self, replica: Replica, *, num_blocks: int = 0, num_tokens: int = 0) -> Reservation:
-        """Promise room on a replica to a request."""
-        return Reservation(replica, num_blocks=num_blocks, num_tokens=num_tokens, notify=self.notify)
+    def reserve(
+        self, replica: Replica, *, num_blocks: int = 0, num_tokens: int = 0, generates: bool = True
+    ) -> Reservation:
+        """Promise room on a replica to a request, which ``generates`` there or only has its prompt computed."""
+        num_rows = int(generates and num_blocks > 0)
+        return Reservation(replica, num_blocks=num_blocks, num_tokens=num_tokens, num_rows=num_rows, notify=self.notify)
 
     def has_any(self, exclude: Collection[str] = ()) -> bool:
         """True when some replica could be tried at all."""

@@ -136,9 +136,8 @@ class Replica:
 
     @property
     def is_idle(self) -> bool:
-        """True when nothing of anybody occupies it, as far as we know."""
-        load = self.load
-        return not (self.num_reserved or load.num_running or load.num_waiting or load.num_loading)
+        """True when nothing of anybody occupies it, as far as we know; what it keeps for a reader does, too."""
+        return not self.num_reserved and self.load.is_empty
 
 
 class Reservation:
@@ -148,17 +147,20 @@ class Reservation:
     until :meth:`release`: blocks are taken only when the request is scheduled.
     """
 
-    __slots__ = ("_is_queued", "_is_released", "_notify", "num_blocks", "num_tokens", "replica")
+    __slots__ = ("_is_queued", "_is_released", "_notify", "num_blocks", "num_rows", "num_tokens", "replica")
 
-    def __init__(self, replica: Replica, *, num_blocks: int, num_tokens: int, notify: Callable[[], None]) -> None:
+    def __init__(
+        self, replica: Replica, *, num_blocks: int, num_tokens: int, num_rows: int, notify: Callable[[], None]
+    ) -> None:
         self._notify = notify
         self._is_released = False
         self._is_queued = True
         self.replica = replica
         self.num_blocks = num_blocks
         self.num_tokens = num_tokens
+        self.num_rows = num_rows
         replica.reserved_blocks += num_blocks
-        replica.num_reserved_rows += num_blocks > 0
+        replica.num_reserved_rows += num_rows
         replica.reserved_tokens += num_tokens
         replica.num_reserved += 1
         replica.update()
@@ -181,7 +183,7 @@ class Reservation:
         self._is_released = True
         self._leave_queue()
         self.replica.reserved_blocks -= self.num_blocks
-        self.replica.num_reserved_rows -= self.num_blocks > 0
+        self.replica.num_reserved_rows -= self.num_rows
         self.replica.update()
         self._notify()
 

@@ -9,6 +9,7 @@ import pytest
 
 from engine.contract.messages import LoadReport
 from engine.contract.step_time import StepTimeModel
+from router.pool.admission import Admission, RoomWish
 from router.pool.demand import Demand
 from router.pool.elastic_placement import ElasticPlacement
 from router.pool.pool import ReplicaPool
@@ -19,6 +20,7 @@ from tests.support.engine.requests import greedy_request
 from tests.support.router.fake_workers import FakeDecodePool, FakePrefillPool
 from tests.support.router.router_rig import FAST
 
+BLOCK_SIZE = 16
 DEMAND = Demand(greedy_request("a", [1, 2, 3], max_tokens=4))
 
 
@@ -75,6 +77,39 @@ async def test_by_policies_each_does_what_it_leans_to_while_none_is_heard(bench:
     bench.clock.advance(FAST.stale_after_s + 0.1)
 
     assert bench.placed() == ("prefill-0", "decode-0")
+
+
+@pytest.mark.known_failure(7)
+@pytest.mark.parametrize(("num_tokens", "num_apart"), [(60 * BLOCK_SIZE - 1, 1), (30 * BLOCK_SIZE - 1, 3)])
+async def test_known_failure_7_no_two_workers_keep_prompts_for_each_other_without_room(
+    bench: Bench, num_tokens: int, num_apart: int
+) -> None:
+    """Of 100 blocks a prompt takes 60 where it is computed and 60 where its tokens are generated, or 30."""
+    admission = Admission(bench.pool, settings=FAST, placement=bench.placement)
+    wish = RoomWish(
+        demand=Demand(greedy_request("a", [1] * num_tokens, max_tokens=1)),
+        num_blocks=bench.pool.blocks_for(num_tokens + 1),
+        num_own_blocks=1,
+        priority=0,
+    )
+
+    tickets = [admission.enter([wish])[0][0] for _ in range(4)]
+
+    placed = [ticket.placed for ticket in tickets if ticket.placed is not None]
+    assert sum(not item.is_colocated for item in placed) == num_apart
+    assert all(replica.num_available_blocks >= 0 for replica in bench.pool.replicas)
+    for ticket in tickets:
+        admission.leave(ticket)
+    assert [replica.num_available_blocks for replica in bench.pool.replicas] == [100, 100]
+    await admission.close()
+
+
+async def test_a_worker_that_keeps_blocks_for_a_reader_is_not_idle(bench: Bench) -> None:
+    load = LoadReport(num_blocks=100, num_free_blocks=40, num_leased_blocks=60)
+    for replica_id in ("prefill-0", "decode-0"):
+        bench.pool.note_load(replica_id, load)
+
+    assert bench.placement.place(DEMAND, num_blocks=60) is None
 
 
 KNOWN = StepTimeModel(base_s=0.01, row_s=0.001, prompt_token_s=0.001, error=0.1, num_steps=50, core_gain=1.0)
