@@ -208,8 +208,12 @@ class PeerDirectory(Protocol):
     def ids(self) -> frozenset[str]:
         """The engine ids of all that are known now."""
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another one can be met and nobody forgotten for it."""
+
     def greet(self, engine_id: str) -> None:
-        """Begin to meet an engine before anything is to be read from it; known ones are left alone."""
+        """Begin to meet an engine before it is needed, if there is room; known ones are left alone."""
 
     def forget(self, engine_id: str) -> None:
         """An engine is gone for good."""

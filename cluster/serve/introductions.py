@@ -173,7 +173,7 @@ class Introductions:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wait_for_lists()
-                while missing := self._wanted() - self._peers.ids:
+                while self._peers.has_room and (missing := self._wanted() - self._peers.ids):
                     for engine_id in missing:
                         self._peers.greet(engine_id)
                     await asyncio.sleep(LOOK_PERIOD_S / 4)
@@ -197,7 +197,7 @@ class Introductions:
         wanted, met = self._wanted(), self._peers.ids
         self._had_siblings = self._had_siblings or bool(self.siblings())
         self._seen_at_s.update(dict.fromkeys(wanted, now))
-        for engine_id in wanted - met:
+        for engine_id in wanted - met if self._peers.has_room else ():
             since_s = self._known_since_s.setdefault(engine_id, now)
             if self._own_id < engine_id or now - since_s >= TURN_S:
                 self._peers.greet(engine_id)

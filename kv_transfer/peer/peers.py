@@ -20,7 +20,9 @@ logger = logging.getLogger(f"baton.{__name__}")
 _FIRST_BACKOFF_S = 1.0
 _LAST_BACKOFF_S = 60.0
 _JOIN_MARGIN_S = 5.0
-_MAX_PEERS = 256
+MAX_PEERS = 256
+"""So many are known at a time: a connection takes memory on both sides. Those beyond are met when they are needed."""
+
 _MAX_BACKOFFS = 1024
 _IDLE_S = 600.0
 _IDLE_READER_S = 2 * _IDLE_S
@@ -84,7 +86,9 @@ class PeerTable:
         handshake_timeout_s: float,
         post: Callable[[Callable[[], None]], bool],
         counters: TransferCounters,
+        max_peers: int = MAX_PEERS,
     ) -> None:
+        self._max_peers = max_peers
         self._hello = hello
         self._transport = transport
         self._rendezvous = rendezvous
@@ -106,8 +110,17 @@ class PeerTable:
         """The engine ids of all that are known now. From any thread."""
         return self._ids
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another one can be met and nobody forgotten for it. From any thread."""
+        return len(self._ids) < self._max_peers
+
     def greet(self, engine_id: str) -> None:
-        """Begin to meet whatever life of an engine there is, before anything is to be read from it. From any thread."""
+        """Begin to meet whatever life of an engine there is, before anything is to be read from it. From any thread.
+
+        Where there is no room nothing is done: each that was greeted would have another one forgotten, which is then
+        greeted in turn.
+        """
         if engine_id not in self._ids:
             self._post(functools.partial(self._greet, engine_id))
 
@@ -119,7 +132,9 @@ class PeerTable:
         backoff = self._backoffs.get(engine_id)
         if backoff is not None and self._clock() < backoff.until_s:
             return
-        if engine_id not in self._peers and engine_id not in self._handshakes and not self._is_closing:
+        has_room = len(self._peers) + len(self._handshakes) < self._max_peers
+        is_new = engine_id not in self._peers and engine_id not in self._handshakes
+        if is_new and has_room and not self._is_closing:
             self._begin(engine_id, None)
 
     def _forget(self, engine_id: str) -> None:
@@ -250,7 +265,7 @@ class PeerTable:
 
     def _make_room(self, *, besides: Peer) -> None:
         idle = [peer for peer in self._peers.values() if not peer.num_reads and peer is not besides]
-        if len(self._peers) > _MAX_PEERS and idle:
+        if len(self._peers) > self._max_peers and idle:
             self.drop(min(idle, key=lambda peer: peer.used_s))
 
     def _meet(self, handshake: Handshake, engine_id: str, identity: PeerIdentity | None) -> None:

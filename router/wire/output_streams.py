@@ -45,6 +45,7 @@ class OutputStream:
         self.connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.sinks: dict[str, Sink] = {}
         self.num_unknown_deltas = 0
+        self.asking: asyncio.Task[None] | None = None
         self.error: WorkerUnavailableError | None = None
 
     def attach(self, request_id: str, sink: Sink) -> None:
@@ -183,6 +184,8 @@ class OutputStreams:
             logger.exception("output stream failed: replica_id=%s", replica_id)
             error = WorkerUnavailableError(replica_id=replica_id, reason=f"{type(caught).__name__}: {caught}")
         finally:
+            if stream.asking is not None:
+                stream.asking.cancel()
             if self._streams.get(replica_id) is stream:
                 del self._streams[replica_id]
                 self._pool.note_stream_end(replica_id)
@@ -201,6 +204,19 @@ class OutputStreams:
             self._pool.note_load(stream.replica_id, message.load)
             stream.dispatch(message)
             if message.cache and not self._pool.note_cache(stream.replica_id, message.cache):
-                await self._workers.resync_cache(stream.replica_id, stream.client_id)
+                self._ask_for_cache(stream)
             if message.load.is_stalled:
                 raise WorkerUnavailableError(replica_id=stream.replica_id, reason=STALLED)
+
+    def _ask_for_cache(self, stream: OutputStream) -> None:
+        """Have a replica tell all of its cache anew, beside its tokens: a call that takes long keeps none of them back,
+        nor does it make the stream look silent. There is one at a time; what it brings comes in the stream.
+        """
+        if stream.asking is None or stream.asking.done():
+            stream.asking = asyncio.create_task(self._ask_once(stream), context=contextvars.Context())
+
+    async def _ask_once(self, stream: OutputStream) -> None:
+        try:
+            await self._workers.resync_cache(stream.replica_id, stream.client_id)
+        except WorkerError as error:  # a later message asks again; that the replica is gone its stream says
+            logger.info("a replica does not tell its cache: %s", error)

@@ -19,6 +19,12 @@ class Acquaintances:
         self.silent: set[str] = set()
         self.greeted: list[str] = []
         self.forgotten: list[str] = []
+        self.max_num = 99
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it meets another one."""
+        return len(self.ids) < self.max_num
 
     def greet(self, engine_id: str) -> None:
         """Meet it."""
@@ -89,6 +95,21 @@ async def test_one_that_does_not_answer_holds_nobody_up_for_ever(bench: Bench) -
 
     assert bench.peers.ids == {"z"}
     assert bench.num_met == 1
+
+
+async def test_no_more_are_greeted_than_are_kept(bench: Bench) -> None:
+    """Each beyond would have another one forgotten, which would be greeted in turn, for ever."""
+    bench.prefill.replicas = {f"z{number}": {} for number in range(9)}
+    bench.peers.max_num = 4
+
+    await bench.introductions.meet_all(timeout_s=60)
+    num_greeted = len(bench.peers.greeted)
+    for _ in range(9):
+        bench.clock.advance(TURN_S)
+        bench.introductions.look()
+
+    assert len(bench.peers.greeted) == num_greeted
+    assert bench.num_met >= 4
 
 
 async def test_connector_that_fails_holds_nobody_up_and_is_asked_again(

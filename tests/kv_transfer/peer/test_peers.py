@@ -11,7 +11,7 @@ from kv_transfer.layout import KVRegion, MemoryKind
 from kv_transfer.params import Hello, PeerIdentity
 from kv_transfer.peer.counters import TransferCounters
 from kv_transfer.peer.handshake import build_hello
-from kv_transfer.peer.peers import Handshake, PeerTable
+from kv_transfer.peer.peers import MAX_PEERS, Handshake, PeerTable
 from kv_transfer.transport import TransportError
 from tests.support.engine.kv_engine import KVEngineSpec
 from tests.support.kv.scripted_transport import ScriptedTransport
@@ -47,7 +47,7 @@ class PickyTransport(ScriptedTransport):
 class Bench:
     """A peer table whose rendezvous answers with ``answer``."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_peers: int = MAX_PEERS) -> None:
         self.now_s = 0.0
         self.answer: Hello | Exception = _hello(FIRST)
         self.num_asked = 0
@@ -62,6 +62,7 @@ class Bench:
             handshake_timeout_s=5.0,
             post=self._post,
             counters=self.counters,
+            max_peers=max_peers,
         )
 
     def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:
@@ -303,6 +304,24 @@ def test_the_number_of_peers_is_bounded_and_the_one_idle_longest_goes() -> None:
     assert len([peer for peer in peers if bench.table.find(peer) is not None]) == 256
     assert bench.table.find(peers[44]) is None
     assert bench.table.find(peers[45]) is not None
+
+
+def test_whoever_is_greeted_has_nobody_forgotten() -> None:
+    bench = Bench(max_peers=2)
+    peers = [PeerIdentity(engine_id=f"peer-{number}", incarnation="1") for number in range(3)]
+    for peer in peers[:2]:
+        assert bench.table.has_room
+        bench.table.admit(_hello(peer), is_introduction=True)
+    assert not bench.table.has_room
+
+    bench.table.greet(FIRST.engine_id)
+    bench.run_posted()
+    assert bench.num_asked == 0
+    assert bench.table.ids == {"peer-0", "peer-1"}
+
+    bench.meet_and_wait(FIRST)
+    assert FIRST.engine_id in bench.table.ids, "it is needed now, whoever goes for it"
+    assert len(bench.table.ids) == 2
 
 
 def test_delays_of_peers_that_are_gone_are_bounded() -> None:
