@@ -203,7 +203,7 @@ async def encode_all(service: RouterService, texts: Sequence[str], *, add_specia
     return await asyncio.to_thread(service.tokenizer.encode_all, texts, add_special_tokens=add_special_tokens)
 
 
-def _template_arguments(template: ChatTemplate | None, body: ChatFields) -> dict[str, Any]:
+def _template_arguments(template: ChatTemplate, body: ChatFields) -> dict[str, Any]:
     """The arguments given, with the parameters that the template reads under their own names."""
     arguments = dict(body.chat_template_kwargs or {})
     for name, value in body.template_parameters().items():
@@ -213,15 +213,15 @@ def _template_arguments(template: ChatTemplate | None, body: ChatFields) -> dict
                 code="invalid_parameter",
                 param=name,
             )
-        if template is not None and template.reads(name):
+        if template.reads(name):
             arguments[name] = value
     return arguments
 
 
-def _plain(message: Message, template: ChatTemplate | None, read: set[str]) -> dict[str, Any]:
+def _plain(message: Message, template: ChatTemplate, read: set[str]) -> dict[str, Any]:
     """A message as templates expect it: ``developer``, OpenAI's newer name, is ``system`` to one that never says it."""
-    plain = message.fields(read)
-    if message.role == "developer" and not (template is not None and template.names("developer")):
+    plain = message.fields(read, joins_reasoning=bool(message.tool_calls) and template.takes_one_text_beside_calls)
+    if message.role == "developer" and not template.names("developer"):
         plain["role"] = "system"
     return plain
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
@@ -29,6 +30,9 @@ _RESERVED = frozenset(
     }
 )
 """Beside the model's own special tokens and what the sandbox offers."""
+
+REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
+"""What templates call the thinking of an earlier turn; ``thinking`` is gpt-oss's word."""
 
 _SPACES = "   "
 """More than a template adds by itself: one that leaves them keeps what a content ends with."""
@@ -127,6 +131,22 @@ class ChatTemplate:
     def names(self, word: str) -> bool:
         """Whether the template speaks of a word, such as the name of a role."""
         return word in self._words
+
+    @functools.cached_property
+    def takes_one_text_beside_calls(self) -> bool:
+        """Whether a turn that calls tools may have thinking or a content and not both, as with gpt-oss's template."""
+        if "thinking" not in self.source or "raise_exception" not in self.source:
+            return False
+        return self._renders_call("text", thinking="") and not self._renders_call("text", thinking="thought")
+
+    def _renders_call(self, content: str, *, thinking: str) -> bool:
+        call = {"id": "call1", "type": "function", "function": {"name": "name", "arguments": {}}}
+        turn = {"role": "assistant", "content": content, "tool_calls": [call]}
+        try:
+            self.render([{"role": "user", "content": "text"}, turn | dict.fromkeys(REASONING_FIELDS, thinking)])
+        except ChatTemplateError:
+            return False
+        return True
 
     def budget(self, *, max_steps: int = MAX_STEPS) -> Budget:
         """What one rendering may spend."""

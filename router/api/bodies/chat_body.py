@@ -10,14 +10,13 @@ from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 from router.api.bodies.generate_body import MAX_INT64, GenerateBody, NumLogprobs, form_of
 from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
 from router.api.bodies.tools_body import MAX_NUM_TOOLS, AllowedChoiceBody, ToolBody, ToolCallBody, ToolChoice
+from router.text.chat_template import REASONING_FIELDS
 
 _OTHER_PARTS = frozenset(
     {"image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "file", "refusal"}
 )
 _OTHER_ROLES = frozenset({"function"})
 _REASONING = ("reasoning", "reasoning_content")
-_TEMPLATE_REASONING = (*_REASONING, "thinking")
-"""What templates call it; ``thinking`` is gpt-oss's word."""
 
 MAX_ROLE_CHARACTERS = 64
 
@@ -104,17 +103,24 @@ class Message(StrictBody):
         """The content, the texts of its parts as lines."""
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
-    def fields(self, read: set[str]) -> ReadFields:
-        """The message as a chat template gets it; what the template reads is noted in ``read``."""
-        plain: dict[str, Any] = {"role": self.role, "content": self.text}
+    def fields(self, read: set[str], *, joins_reasoning: bool = False) -> ReadFields:
+        """The message as a chat template gets it; what the template reads is noted in ``read``.
+
+        With ``joins_reasoning`` thinking beside calls stands before the content, as one text with it.
+        """
+        thinking, content = self.reasoning or self.reasoning_content, self.text
+        if joins_reasoning and self.tool_calls and thinking and content:
+            thinking, content = None, f"{thinking}\n{content}"
+            read.update(_REASONING)
+        plain: dict[str, Any] = {"role": self.role, "content": content}
         if self.name is not None:
             plain["name"] = self.name
         if self.tool_calls:
             plain["tool_calls"] = [call.plain() for call in self.tool_calls]
         if self.tool_call_id is not None:
             plain["tool_call_id"] = self.tool_call_id
-        if (text := self.reasoning or self.reasoning_content) is not None:
-            plain |= dict.fromkeys(_TEMPLATE_REASONING, text)
+        if thinking is not None:
+            plain |= dict.fromkeys(REASONING_FIELDS, thinking)
         return ReadFields(plain, read=read)
 
     def ignored(self) -> Iterator[str]:
@@ -130,7 +136,7 @@ class Message(StrictBody):
             yield "name"
         if self.tool_calls and "tool_calls" not in read:
             yield "tool_calls"
-        if not any(name in read for name in _TEMPLATE_REASONING):
+        if not any(name in read for name in REASONING_FIELDS):
             yield from (name for name in _REASONING if getattr(self, name))
 
 
