@@ -46,7 +46,7 @@ def add_messages(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:
         async with read_body(request, CountTokensBody, settings=service.settings, room=service.body_room) as body:
             with told_as(NAMES):
                 service.check_model(body.model)
-                chat = chat_of(body, thinks=service.reasoning_format is not None)
+                chat = _chat_of(service, body)
                 text = await render_chat(service, chat)
                 ids = await encode(service, text, add_special_tokens=False)
             response.headers.update(names_header({*body.ignored(), *_ignored_in_chat(service, chat)}))
@@ -55,13 +55,18 @@ def add_messages(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:
     return {MESSAGES_PATH: create_message}
 
 
+def _chat_of(service: RouterService, body: MessagesBody | CountTokensBody) -> ChatBody:
+    thinks = service.reasoning_format is not None
+    return chat_of(body, thinks=thinks, template=service.chat_renderer.template)
+
+
 def _ignored_in_chat(service: RouterService, chat: ChatBody) -> set[str]:
     """What of the chat has no effect, by the names of this endpoint."""
     return {NAMES.get(name, name) for name in ignored_names(chat, service.chat_renderer.template)}
 
 
 async def _create(service: RouterService, request: Request, body: MessagesBody) -> Response:
-    chat = chat_of(body, thinks=service.reasoning_format is not None)
+    chat = _chat_of(service, body)
     head, [output] = await start_chat(service, request, chat, answer_id=f"msg_{uuid.uuid4().hex}")
     head = replace(head, grammar_param=own_name(head.grammar_param, NAMES))
     answer = MessageFormat(head, TurnBlocks(output))

@@ -18,6 +18,7 @@ from router.api.messages.body import (
     ToolUseBlock,
 )
 from router.api.told_as import valid_chat
+from router.text.chat_template import ChatTemplate
 
 NAMES: Mapping[str, str] = {
     "stop": "stop_sequences",
@@ -31,8 +32,8 @@ NAMES: Mapping[str, str] = {
 """What parameters of a chat are called here."""
 
 
-def chat_of(body: MessagesBody | CountTokensBody, *, thinks: bool) -> ChatBody:
-    """The chat that says the same, to a model that thinks before it answers, or does not.
+def chat_of(body: MessagesBody | CountTokensBody, *, thinks: bool, template: ChatTemplate | None) -> ChatBody:
+    """The chat that says the same, to a model with this template that thinks before it answers, or does not.
 
     Raises:
         InvalidRequestError: A chat takes no such values.
@@ -43,7 +44,7 @@ def chat_of(body: MessagesBody | CountTokensBody, *, thinks: bool) -> ChatBody:
     fields: dict[str, Any] = {
         "messages": messages,
         **_tools(body),
-        **_thinking(body, thinks=thinks),
+        **_thinking(body, thinks=thinks, template=template),
         "model": body.model,
     }
     if body.messages[-1].role == "assistant":
@@ -106,9 +107,15 @@ def _tools(body: MessagesBody | CountTokensBody) -> dict[str, Any]:
     return said | {"tool_choice": "required" if choice.type == "any" else choice.type}
 
 
-def _thinking(body: MessagesBody | CountTokensBody, *, thinks: bool) -> dict[str, Any]:
-    """Whether and how much to think. A model that does not think keeps within any budget."""
+def _thinking(body: MessagesBody | CountTokensBody, *, thinks: bool, template: ChatTemplate | None) -> dict[str, Any]:
+    """Whether and how much to think: not where nobody asks, though some templates have it on by default.
+
+    A model that does not think keeps within any budget.
+    """
     said: dict[str, Any] = {"chat_template_kwargs": body.chat_template_kwargs}
+    is_said = body.thinking is not None or "enable_thinking" in (body.chat_template_kwargs or {})
+    if not is_said and template is not None and template.reads("enable_thinking"):
+        said["enable_thinking"] = False
     if body.thinking is not None:
         said["enable_thinking"] = body.thinking.type != "disabled"
         said["thinking_token_budget"] = body.thinking.budget_tokens if thinks else None
