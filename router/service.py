@@ -38,10 +38,10 @@ from router.stored_responses.directory import ResponseDirectory
 from router.stored_responses.store import ResponseStore
 from router.telemetry.tracer import ProcessTracer
 from router.text.chat_renderer import ChatRenderer
-from router.text.chat_template import load_chat_template
 from router.text.detokenizer import Detokenizer, DetokenizerFactory
 from router.text.generation_config import GenerationDefaults, load_generation_defaults
 from router.text.stop_strings import StopStrings
+from router.text.template_files import load_chat_templates
 from router.text.token_spelling import TokenSpeller
 from router.text.tokenizer import Tokenizer
 from router.tools.reasoning import ReasoningFormat
@@ -151,10 +151,10 @@ class RouterService:
 
     def _chat_renderer(self, model_dir: Path) -> ChatRenderer:
         settings = self.settings
-        template = load_chat_template(
+        templates = load_chat_templates(
             model_dir, special_tokens=self.tokenizer.special.named, max_characters=settings.max_body_bytes
         )
-        return ChatRenderer(template, wait_s=settings.reading_wait_s, retry_after_s=settings.retry_after_s)
+        return ChatRenderer(templates, wait_s=settings.reading_wait_s, retry_after_s=settings.retry_after_s)
 
     def _directory(self, peers: RouterPeers) -> ResponseDirectory:
         settings = self.settings
@@ -184,10 +184,11 @@ class RouterService:
 
     def _formats(self) -> tuple[ToolFormat | None, ReasoningFormat | None]:
         """How the model writes calls of tools, and its thinking; None for what it does not know."""
-        template = self.chat_renderer.template
-        source = None if template is None else template.source
+        templates = self.chat_renderer.templates
+        source = None if templates is None else templates.default.source
+        of_tools = None if templates is None else templates.with_tools.source
         return (
-            tool_format(self.settings.tool_format, source),
+            tool_format(self.settings.tool_format, of_tools),
             reasoning_format(self.settings.reasoning_format, source, self.tokenizer),
         )
 

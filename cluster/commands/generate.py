@@ -18,9 +18,10 @@ from engine.contract.token_ids import TokenIds
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.offline import run_requests
 from engine.model.registry import load_model_config
-from router.text.chat_template import ChatTemplateError, load_chat_template
+from router.text.chat_template import ChatTemplateError
 from router.text.detokenizer import DetokenizerFactory
 from router.text.generation_config import load_generation_defaults
+from router.text.template_files import load_chat_templates
 from router.text.tokenizer import Tokenizer
 
 REQUEST_ID = "generate"
@@ -101,11 +102,11 @@ def chat_ids(question: str, path: Path, tokenizer: Tokenizer) -> tuple[int, ...]
     Raises:
         ConfigError: The model has no template for chats, or it refuses this one.
     """
-    template = load_chat_template(path, special_tokens=tokenizer.special.named)
-    if template is None:
+    templates = load_chat_templates(path, special_tokens=tokenizer.special.named)
+    if templates is None:
         raise ConfigError(f"{path} has no chat template: leave --chat out to have the text continued")
     try:
-        text = template.render([{"role": "user", "content": question}])
+        text = templates.default.render([{"role": "user", "content": question}])
     except ChatTemplateError as error:
         raise ConfigError(f"the model's chat template refuses the prompt: {error}") from error
     return tuple(tokenizer.encode(text, add_special_tokens=False))

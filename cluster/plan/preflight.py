@@ -19,8 +19,8 @@ from router.errors import ModelDirectoryError
 from router.roles import ROLES
 from router.security import SecurityError
 from router.telemetry.availability import TracingUnavailableError, check_available
-from router.text.chat_template import load_chat_template
 from router.text.generation_config import load_generation_defaults
+from router.text.template_files import load_chat_templates
 from router.text.tokenizer import Tokenizer
 
 RAY_CONNECT_TIMEOUT_S = 5.0
@@ -163,7 +163,7 @@ def check_text_files(path: Path) -> None:
     """
     try:
         tokenizer = Tokenizer.load(path)
-        load_chat_template(path, special_tokens=tokenizer.special.named)
+        load_chat_templates(path, special_tokens=tokenizer.special.named)
         load_generation_defaults(path, tokenizer)
     except ModelDirectoryError as error:
         raise CheckpointError(str(error)) from error

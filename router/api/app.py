@@ -195,7 +195,7 @@ def _add_tokens(app: FastAPI, service: RouterService) -> None:
                 service.tokenizer,
                 max_model_len=service.max_model_len(),
                 with_strings=bool(body.return_token_strs),
-                headers=ignored_header(body, service.chat_renderer.template),
+                headers=ignored_header(body, service.chat_renderer.templates),
             )
 
     @app.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))

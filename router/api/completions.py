@@ -154,7 +154,7 @@ def _response(
         answer,
         stream=bool(body.stream),
         write_timeout_s=service.settings.write_timeout_s,
-        headers=ignored_header(body, service.chat_renderer.template),
+        headers=ignored_header(body, service.chat_renderer.templates),
     )
 
 

@@ -8,16 +8,16 @@ from urllib.parse import quote
 from router.api.bodies.chat_body import ChatBody
 from router.api.bodies.strict_body import StrictBody
 from router.api.bodies.tokenize_body import TokenizeBody
-from router.text.chat_template import ChatTemplate
+from router.text.template_files import ChatTemplates
 
 HEADER = "X-Baton-Ignored"
 MAX_NUM_NAMES = 32
 MAX_NAME_CHARACTERS = 64
 
 
-def ignored_header(body: StrictBody, template: ChatTemplate | None) -> dict[str, str]:
+def ignored_header(body: StrictBody, templates: ChatTemplates | None) -> dict[str, str]:
     """The header; none where everything has its effect. A conversation must have been rendered before."""
-    return names_header(ignored_names(body, template))
+    return names_header(ignored_names(body, templates))
 
 
 def names_header(ignored: Iterable[str]) -> dict[str, str]:
@@ -31,15 +31,16 @@ def names_header(ignored: Iterable[str]) -> dict[str, str]:
     return {HEADER: ", ".join(told)}
 
 
-def ignored_names(body: StrictBody, template: ChatTemplate | None) -> Iterator[str]:
+def ignored_names(body: StrictBody, templates: ChatTemplates | None) -> Iterator[str]:
     """What of a body has no effect; what is within lists is named without its place."""
     yield from body.ignored()
     if not isinstance(body, ChatBody | TokenizeBody):
         return
     for message in body.messages or ():
         yield from (f"messages.{name}" for name in (*message.ignored(), *message.unread(body.read_fields)))
-    if body.messages is None or template is None:
+    if body.messages is None or templates is None:
         return
+    template = templates.for_tools(body.template_tools())
     yield from (name for name in body.template_parameters() if not template.reads(name))
     arguments = body.chat_template_kwargs or {}
     yield from (f"chat_template_kwargs.{name}" for name in arguments if not template.reads(name))

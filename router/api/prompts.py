@@ -124,15 +124,17 @@ async def render_chat(service: RouterService, body: ChatFields) -> str:
             code="invalid_parameter",
             param="continue_final_message",
         )
-    template = service.chat_renderer.template
-    if template is None:
+    templates = service.chat_renderer.templates
+    if templates is None:
         raise NoChatTemplateError
+    tools = body.template_tools()
+    template = templates.for_tools(tools)
     return await service.chat_renderer.render(
         [_plain(message, template, body.read_fields) for message in body.messages],
         add_generation_prompt=body.add_generation_prompt is not False,
         is_open=goes_on,
         arguments=_template_arguments(template, body),
-        tools=body.template_tools(),
+        tools=tools,
     )
 
 

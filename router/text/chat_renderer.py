@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from router.errors import QueueFullError
-from router.text.chat_template import ChatTemplate, NoChatTemplateError
+from router.text.chat_template import NoChatTemplateError
 from router.text.template_bounds import TemplateLimitError
+from router.text.template_files import ChatTemplates
 
 NUM_THREADS = 2
 """They share the interpreter with the event loop: more of them would only take turns more often."""
@@ -23,23 +24,23 @@ SHORT_VALUES = 400
 
 
 class ChatRenderer:
-    """The template of a model, if it has one, and the threads that render with it.
+    """The templates of a model, if it has any, and the threads that render with it.
 
     Short conversations never wait for long ones. A long one waits ``wait_s`` for a thread; a thread is taken until its
     rendering ended, whether or not somebody still wants it, and ``Budget`` bounds how long that is.
     """
 
-    def __init__(self, template: ChatTemplate | None, *, wait_s: float, retry_after_s: float) -> None:
-        self._template = template
+    def __init__(self, templates: ChatTemplates | None, *, wait_s: float, retry_after_s: float) -> None:
+        self._templates = templates
         self._wait_s = wait_s
         self._retry_after_s = retry_after_s
         self._free = asyncio.Semaphore(NUM_THREADS)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="baton-chat")
 
     @property
-    def template(self) -> ChatTemplate | None:
-        """The model's template, if it has one."""
-        return self._template
+    def templates(self) -> ChatTemplates | None:
+        """The model's templates, if it has any."""
+        return self._templates
 
     async def render(
         self,
@@ -56,9 +57,9 @@ class ChatRenderer:
             InvalidRequestError: There is no template, or it refuses the conversation or its arguments.
             QueueFullError: The conversation is long, and others took all threads for ``wait_s``.
         """
-        template = self._template
-        if template is None:
+        if self._templates is None:
             raise NoChatTemplateError
+        template = self._templates.for_tools(tools)
         job: Callable[..., str]
         if is_open:
             job = functools.partial(template.render_open, messages, tools=tools, arguments=arguments)

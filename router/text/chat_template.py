@@ -6,7 +6,6 @@ import functools
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -16,7 +15,6 @@ from jinja2.parser import Parser
 
 from router.errors import InvalidRequestError, ModelDirectoryError
 from router.text.template_bounds import MAX_STEPS, BoundedEnvironment, Budget, TemplateLimitError
-from router.text.tokenizer import read_json
 
 MAX_RENDERED_CHARACTERS = 8 * 1024 * 1024
 """As many as a body may have bytes by default."""
@@ -222,36 +220,3 @@ class ChatTemplate:
         if end < 0:
             raise ChatTemplateError("continue_final_message is set, but the final message is not in the rendered chat")
         return text[:end]
-
-
-def load_chat_template(
-    model_dir: Path, *, special_tokens: Mapping[str, str], max_characters: int = MAX_RENDERED_CHARACTERS
-) -> ChatTemplate | None:
-    """The template of a model directory: chat_template.jinja, chat_template.json, or tokenizer_config.json.
-
-    Raises:
-        ModelDirectoryError: A template is there and cannot be used.
-    """
-    source = _find_source(model_dir)
-    if source is None:
-        return None
-    return ChatTemplate(source, special_tokens=special_tokens, max_characters=max_characters)
-
-
-def _find_source(model_dir: Path) -> str | None:
-    path = model_dir / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ModelDirectoryError(f"cannot read {path}: {error}") from error
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        value = read_json(model_dir / name).get("chat_template")
-        if isinstance(value, str):
-            return value
-        if isinstance(value, list):
-            named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
-            if isinstance(default := named.get("default"), str):
-                return default
-            raise ModelDirectoryError(f"{model_dir / name} has several chat templates and none named 'default'")
-    return None

@@ -14,7 +14,7 @@ from engine.contract.token_ids import TokenIds
 from engine.frontend.offline import generate
 from engine.model.builtin import builtin_model_dir
 from engine.model.generation import load_generation_defaults
-from router.text.chat_template import load_chat_template
+from router.text.template_files import load_chat_templates
 from router.text.tokenizer import Tokenizer
 
 MODEL = builtin_model_dir()
@@ -33,10 +33,12 @@ QUESTIONS = {
 @pytest.fixture(scope="module")
 def prompts() -> dict[str, list[int]]:
     tokenizer = Tokenizer.load(MODEL)
-    template = load_chat_template(MODEL, special_tokens=tokenizer.special.named)
-    assert template is not None
+    templates = load_chat_templates(MODEL, special_tokens=tokenizer.special.named)
+    assert templates is not None
     return {
-        question: tokenizer.encode(template.render([{"role": "user", "content": question}]), add_special_tokens=False)
+        question: tokenizer.encode(
+            templates.default.render([{"role": "user", "content": question}]), add_special_tokens=False
+        )
         for question in QUESTIONS
     }
 

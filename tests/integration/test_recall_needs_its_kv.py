@@ -17,7 +17,7 @@ from engine.model.builtin import builtin_model_dir
 from engine.model.generation import load_generation_defaults
 from kv_transfer.connector import ConnectorBuilder
 from kv_transfer.options import ConnectorOptions
-from router.text.chat_template import load_chat_template
+from router.text.template_files import load_chat_templates
 from router.text.tokenizer import Tokenizer
 from tests.support.engine.cache_blocks import read_block, write_block
 from tests.support.engine.disaggregated import CoreBuilder, joined_cores
@@ -38,9 +38,9 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def request_for_code(tokenizer: Tokenizer) -> GenerateRequest:
-    template = load_chat_template(MODEL, special_tokens=tokenizer.special.named)
-    assert template is not None
-    text = template.render([{"role": "user", "content": PROMPT}], add_generation_prompt=True)
+    templates = load_chat_templates(MODEL, special_tokens=tokenizer.special.named)
+    assert templates is not None
+    text = templates.default.render([{"role": "user", "content": PROMPT}], add_generation_prompt=True)
     return GenerateRequest(
         request_id="recall",
         prompt_token_ids=TokenIds.of(tokenizer.encode(text, add_special_tokens=False)),

@@ -57,12 +57,12 @@ def add_messages(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:
 
 def _chat_of(service: RouterService, body: MessagesBody | CountTokensBody) -> ChatBody:
     thinks = service.reasoning_format is not None
-    return chat_of(body, thinks=thinks, template=service.chat_renderer.template)
+    return chat_of(body, thinks=thinks, templates=service.chat_renderer.templates)
 
 
 def _ignored_in_chat(service: RouterService, chat: ChatBody) -> set[str]:
     """What of the chat has no effect, by the names of this endpoint."""
-    return {NAMES.get(name, name) for name in ignored_names(chat, service.chat_renderer.template)}
+    return {NAMES.get(name, name) for name in ignored_names(chat, service.chat_renderer.templates)}
 
 
 async def _create(service: RouterService, request: Request, body: MessagesBody) -> Response:

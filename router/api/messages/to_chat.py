@@ -19,6 +19,7 @@ from router.api.messages.body import (
 )
 from router.api.told_as import valid_chat
 from router.text.chat_template import ChatTemplate
+from router.text.template_files import ChatTemplates
 
 NAMES: Mapping[str, str] = {
     "stop": "stop_sequences",
@@ -32,8 +33,8 @@ NAMES: Mapping[str, str] = {
 """What parameters of a chat are called here."""
 
 
-def chat_of(body: MessagesBody | CountTokensBody, *, thinks: bool, template: ChatTemplate | None) -> ChatBody:
-    """The chat that says the same, to a model with this template that thinks before it answers, or does not.
+def chat_of(body: MessagesBody | CountTokensBody, *, thinks: bool, templates: ChatTemplates | None) -> ChatBody:
+    """The chat that says the same, to a model with these templates that thinks before it answers, or does not.
 
     Raises:
         InvalidRequestError: A chat takes no such values.
@@ -41,9 +42,12 @@ def chat_of(body: MessagesBody | CountTokensBody, *, thinks: bool, template: Cha
     messages = [plain for message in body.messages for plain in _chat_messages(message)]
     if body.system:
         messages.insert(0, {"role": "system", "content": _text_of(body.system)})
+    tools = _tools(body)
+    told = tools.get("tools") if tools.get("tool_choice") != "none" else None
+    template = None if templates is None else templates.for_tools(told)
     fields: dict[str, Any] = {
         "messages": messages,
-        **_tools(body),
+        **tools,
         **_thinking(body, thinks=thinks, template=template),
         "model": body.model,
     }

@@ -116,7 +116,7 @@ def _add_count(app: FastAPI, service: RouterService) -> None:
 
 
 def _ignored_header(service: RouterService, body: ResponsesBody, chat: ChatBody) -> dict[str, str]:
-    chat_only = {NAMES.get(name, name) for name in ignored_names(chat, service.chat_renderer.template)}
+    chat_only = {NAMES.get(name, name) for name in ignored_names(chat, service.chat_renderer.templates)}
     return names_header({*body.ignored(), *chat_only})
 
 

@@ -14,6 +14,7 @@ from router.errors import QueueFullError
 from router.text.chat_renderer import NUM_THREADS, SHORT_CHARACTERS, ChatRenderer
 from router.text.chat_template import ChatTemplate, ChatTemplateError, NoChatTemplateError
 from router.text.template_bounds import Budget
+from router.text.template_files import ChatTemplates
 
 SHORT = [{"role": "user", "content": "hello"}]
 LONG = [{"role": "user", "content": "x" * (SHORT_CHARACTERS + 1)}]
@@ -46,7 +47,8 @@ class HeldTemplate(ChatTemplate):
 
 @asynccontextmanager
 async def renderer(template: ChatTemplate | None, *, wait_s: float = 5.0) -> AsyncIterator[ChatRenderer]:
-    made = ChatRenderer(template, wait_s=wait_s, retry_after_s=1.0)
+    templates = None if template is None else ChatTemplates(default=template)
+    made = ChatRenderer(templates, wait_s=wait_s, retry_after_s=1.0)
     try:
         yield made
     finally:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from router.errors import ModelDirectoryError
-from router.text.chat_template import ChatTemplate, ChatTemplateError, load_chat_template
+from router.text.chat_template import ChatTemplate, ChatTemplateError
 
 MESSAGES = [
     {"role": "system", "content": "Be brief & <kind>."},
@@ -128,38 +124,3 @@ def test_template_sees_extra_arguments() -> None:
 
     assert template.render(MESSAGES) == "talk"
     assert template.render(MESSAGES, arguments={"enable_thinking": True}) == "think"
-
-
-def write(path: Path, content: dict[str, object] | str) -> None:
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-
-
-def test_file_of_its_own_comes_before_the_tokenizer_config(tmp_path: Path) -> None:
-    write(tmp_path / "tokenizer_config.json", {"chat_template": "config"})
-    write(tmp_path / "chat_template.jinja", "file")
-
-    template = load_chat_template(tmp_path, special_tokens={})
-
-    assert template is not None
-    assert template.render(MESSAGES) == "file"
-
-
-def test_default_of_several_templates_is_taken(tmp_path: Path) -> None:
-    several = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
-    write(tmp_path / "tokenizer_config.json", {"chat_template": several})
-
-    template = load_chat_template(tmp_path, special_tokens={})
-
-    assert template is not None
-    assert template.render(MESSAGES) == "D"
-
-
-def test_directory_without_template_has_none(tmp_path: Path) -> None:
-    assert load_chat_template(tmp_path, special_tokens={}) is None
-
-
-def test_template_with_a_syntax_error_is_refused_at_start(tmp_path: Path) -> None:
-    write(tmp_path / "tokenizer_config.json", {"chat_template": "{% if %}"})
-
-    with pytest.raises(ModelDirectoryError, match="does not compile"):
-        load_chat_template(tmp_path, special_tokens={})
