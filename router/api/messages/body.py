@@ -10,8 +10,10 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from router.api.bodies.callers_tool import CallersTool
 from router.api.bodies.generate_body import MAX_INT64, SamplingBody
 from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
+from router.api.messages.context_management import ContextManagement
 
 _CACHE = frozenset({"cache_control"})
+_OF_CONVERSATIONS = _CACHE | {"context_management"}
 
 
 class TextBlock(StrictBody):
@@ -185,7 +187,6 @@ class _Conversation(StrictBody):
 
     neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "container": (None,),
-        "context_management": (None,),
         "mcp_servers": (None, []),
         "thread": (None,),
     }
@@ -198,6 +199,7 @@ class _Conversation(StrictBody):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    context_management: ContextManagement | None = None
     cache_control: dict[str, Any] | None = None
 
     @model_validator(mode="after")
@@ -230,7 +232,7 @@ def _ignored_of(content: Any) -> Iterator[str]:
 class CountTokensBody(_Conversation):
     """A conversation to be counted."""
 
-    without_effect: ClassVar[frozenset[str]] = _CACHE
+    without_effect: ClassVar[frozenset[str]] = _OF_CONVERSATIONS
 
     model: str | None = None
 
@@ -238,7 +240,7 @@ class CountTokensBody(_Conversation):
 class MessagesBody(_Conversation, SamplingBody):
     """Parameters of a message. Sampling parameters that Anthropic does not have are those of chats."""
 
-    without_effect: ClassVar[frozenset[str]] = _CACHE | {
+    without_effect: ClassVar[frozenset[str]] = _OF_CONVERSATIONS | {
         "diagnostics",
         "inference_geo",
         "metadata",
