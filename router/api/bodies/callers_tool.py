@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from pydantic import model_validator
 
 from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
+from router.api.bodies.tools_body import ToolName
 
 
 class CallersTool(StrictBody):
@@ -20,7 +21,7 @@ class CallersTool(StrictBody):
         "allowed_callers": (None, ["direct"]),
     }
 
-    name: str
+    name: ToolName
     description: str | None = None
     strict: bool | None = None
 

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from router.api.bodies.generate_body import MAX_INT64, GenerateBody, NumLogprobs, form_of
 from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
-from router.api.bodies.tools_body import MAX_NUM_TOOLS, AllowedChoiceBody, ToolBody, ToolCallBody, ToolChoice
+from router.api.bodies.tools_body import MAX_NUM_TOOLS, AllowedChoiceBody, CallId, ToolBody, ToolCallBody, ToolChoice
 from router.text.chat_template import REASONING_FIELDS
 
 _OTHER_PARTS = frozenset(
@@ -69,7 +69,7 @@ class Message(StrictBody):
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCallBody] | None = Field(None, max_length=MAX_NUM_TOOLS, fail_fast=True)
-    tool_call_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    tool_call_id: CallId | None = None
     annotations: list[Any] | None = None
     audio: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
@@ -13,9 +14,13 @@ from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
 from router.errors import InvalidRequestError
 from router.tools.tool import CallRules, Tool
 
-MAX_NUM_TOOLS = 128
+MAX_NUM_TOOLS = 1024
+"""OpenAI allows 128 and Anthropic any number; the size of their grammar bounds tools with long schemas before this."""
 
-ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+"""As long as Anthropic's; OpenAI's have 64 characters."""
+
+CallId = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class FunctionBody(StrictBody):
@@ -161,7 +166,7 @@ def _with_whole_characters(value: Any) -> Any:
 class ToolCallBody(StrictBody):
     """A call that an earlier turn made."""
 
-    id: Annotated[str, Field(min_length=1, max_length=256)]
+    id: CallId
     type: Literal["function"] = "function"
     function: CalledFunctionBody
     index: int | None = None
@@ -178,9 +183,8 @@ def call_rules(tools: Sequence[ToolBody], choice: ToolChoice | None, *, is_paral
     Raises:
         InvalidRequestError: Two tools have one name, or the choice is of a tool that there is not.
     """
-    names = [tool.function.name for tool in tools]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    counts = Counter(tool.function.name for tool in tools)
+    if twice := sorted(name for name, count in counts.items() if count > 1):
         raise _refusal(f"two tools have the name {twice[0]!r}: a call could mean either", "tools")
     if choice == "none" or (not tools and choice in (None, "auto")):
         return None

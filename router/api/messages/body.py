@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from router.api.bodies.callers_tool import CallersTool
 from router.api.bodies.generate_body import MAX_INT64, SamplingBody
 from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
+from router.api.bodies.tools_body import MAX_NUM_TOOLS, CallId, ToolName
 from router.api.messages.context_management import ContextManagement
 
 _CACHE = frozenset({"cache_control"})
@@ -51,8 +52,8 @@ class ToolUseBlock(StrictBody):
     without_effect: ClassVar[frozenset[str]] = _CACHE
 
     type: Literal["tool_use"]
-    id: str
-    name: str
+    id: CallId
+    name: ToolName
     input: dict[str, Any]
     cache_control: dict[str, Any] | None = None
 
@@ -90,7 +91,7 @@ class ToolResultBlock(StrictBody):
     without_effect: ClassVar[frozenset[str]] = _CACHE | {"is_error"}
 
     type: Literal["tool_result"]
-    tool_use_id: str
+    tool_use_id: CallId
     content: Texts | None = None
     is_error: bool | None = None
     cache_control: dict[str, Any] | None = None
@@ -124,9 +125,12 @@ class MessageParam(StrictBody):
     @model_validator(mode="after")
     def _has_its_own_blocks(self) -> MessageParam:
         misplaced = {"user": ("tool_use", "thinking"), "assistant": ("tool_result",)}.get(self.role, _BLOCKS[1:])
-        for block in () if isinstance(self.content, str) else self.content:
+        blocks = [] if isinstance(self.content, str) else self.content
+        for block in blocks:
             if block.type in misplaced:
                 raise ValueError(f"a message of the role {self.role!r} has no {block.type} blocks")
+        if (num_calls := sum(block.type == "tool_use" for block in blocks)) > MAX_NUM_TOOLS:
+            raise ValueError(f"a message has {num_calls} tool_use blocks, the limit is {MAX_NUM_TOOLS}")
         return self
 
 
@@ -193,7 +197,7 @@ class _Conversation(StrictBody):
 
     messages: list[MessageParam] = Field(min_length=1, fail_fast=True)
     system: Texts | None = None
-    tools: list[Tool] | None = Field(None, fail_fast=True)
+    tools: list[Tool] | None = Field(None, max_length=MAX_NUM_TOOLS, fail_fast=True)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from router.api.bodies.callers_tool import CallersTool
 from router.api.bodies.generate_body import MAX_INT64, NumLogprobs, SamplingBody, Stops, StreamOptions
 from router.api.bodies.strict_body import StrictBody
-from router.api.bodies.tools_body import choice_form
+from router.api.bodies.tools_body import MAX_NUM_TOOLS, choice_form
 from router.api.responses.items import InputItem, ignored_of
 
 MAX_NUM_METADATA = 16
@@ -135,7 +135,7 @@ class ResponsesBody(SamplingBody):
     top_logprobs: NumLogprobs | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
-    tools: list[FunctionTool] | None = Field(None, fail_fast=True)
+    tools: list[FunctionTool] | None = Field(None, max_length=MAX_NUM_TOOLS, fail_fast=True)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, model_validator
 
 from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
+from router.api.bodies.tools_body import CallId, ToolName
 
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 _ITEMS = frozenset({"message", "function_call", "function_call_output", "reasoning"})
@@ -68,8 +69,8 @@ class FunctionCallItem(Item):
     """The model called a function."""
 
     type: Literal["function_call"]
-    call_id: str
-    name: str
+    call_id: CallId
+    name: ToolName
     arguments: str
 
 
@@ -77,7 +78,7 @@ class FunctionCallOutputItem(Item):
     """What a function returned."""
 
     type: Literal["function_call_output"]
-    call_id: str
+    call_id: CallId
     output: Content
     name: str | None = None
 
