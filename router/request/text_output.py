@@ -13,6 +13,7 @@ from engine.contract.prediction.follower import PredictionFollower
 from engine.contract.token_ids import TokenIds
 from router.errors import RequestCancelledError, RouterError, is_refusal
 from router.report.metrics import RouterMetrics
+from router.request.content_entries import ContentEntries
 from router.request.generation import Generation
 from router.text.detokenizer import Detokenizer
 from router.text.logprob_trail import LogprobTrail, TokenEntry
@@ -29,7 +30,8 @@ class TextPiece(NamedTuple):
     ``num_output_tokens`` are all that were generated up to here, those of the pieces before included.
     ``stop_reason`` is the stop string or the stop token id that ended the text; None for the model's own end.
     ``entries`` are of the tokens whose text is complete with this piece, where log-probabilities are to be shown.
-    ``parts`` are what the text adds to the turn, where it may be more than content.
+    ``parts`` are what the text adds to the turn, where it may be more than content. ``content_entries`` are those of
+    ``entries``, of this piece or of one before, whose tokens are known to be content now.
     """
 
     text: str
@@ -39,6 +41,7 @@ class TextPiece(NamedTuple):
     stop_reason: str | int | None = None
     entries: tuple[TokenEntry, ...] = ()
     parts: tuple[TurnPart, ...] = ()
+    content_entries: tuple[TokenEntry, ...] = ()
 
 
 class TextOutput:
@@ -69,6 +72,7 @@ class TextOutput:
         self._metrics = metrics
         self._skip_stop_token = skip_stop_token
         self._trail = LogprobTrail() if shows_logprobs else None
+        self._content = ContentEntries() if shows_logprobs else None
         sampling = generation.request.sampling
         self.turn = turn
         counts_thinking = turn is not None and turn.has_reasoning
@@ -151,11 +155,13 @@ class TextOutput:
                 break
         return pieces
 
-    @staticmethod
-    def _taken_apart(piece: TextPiece, turn: TurnReader) -> TextPiece:
+    def _taken_apart(self, piece: TextPiece, turn: TurnReader) -> TextPiece:
         is_last = piece.finish_reason is not None
         parts = turn.read(piece.text, num_output_tokens=piece.num_output_tokens, is_last=is_last)
-        return piece._replace(parts=parts)
+        if self._content is None:
+            return piece._replace(parts=parts)
+        entries = self._content.take(piece.text, piece.entries, parts, is_thinking=turn.is_thinking, is_last=is_last)
+        return piece._replace(parts=parts, content_entries=entries)
 
     def cancel(self) -> None:
         """Give the request up. Idempotent."""

@@ -50,6 +50,11 @@ class TurnReader:
         self.num_reasoning_tokens = 0
         self.num_calls = 0
 
+    @property
+    def is_thinking(self) -> bool:
+        """True while what comes is no answer yet."""
+        return self._parser.is_thinking
+
     def read(self, text: str, *, num_output_tokens: int, is_last: bool) -> tuple[TurnPart, ...]:
         """What a piece of text adds, with which the answer has so many tokens."""
         was_thinking = self._parser.is_thinking

@@ -24,6 +24,7 @@ class Collected:
     stop_reason: str | int | None = None
     entries: list[TokenEntry] = field(default_factory=list)
     turn: Turn = field(default_factory=Turn)
+    content_entries: list[TokenEntry] = field(default_factory=list)
 
     def add(self, piece: TextPiece) -> None:
         """Take one piece."""
@@ -31,6 +32,7 @@ class Collected:
         self.token_ids.extend(piece.token_ids)
         self.entries.extend(piece.entries)
         self.turn.add(piece.parts)
+        self.content_entries.extend(piece.content_entries)
         self.finish_reason = piece.finish_reason
         self.stop_reason = piece.stop_reason
 
@@ -44,6 +46,7 @@ class Collected:
             self.stop_reason,
             tuple(self.entries),
             tuple(self.turn.parts()),
+            tuple(self.content_entries),
         )
 
 

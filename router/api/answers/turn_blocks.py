@@ -45,7 +45,7 @@ class TurnBlocks:
 
     def __init__(self, output: TextOutput) -> None:
         self._output = output
-        self._entries: tuple[TokenEntry, ...] = ()
+        self._entries: list[TokenEntry] = []
         self.blocks: list[Block] = []
 
     @property
@@ -65,7 +65,7 @@ class TurnBlocks:
         parts: Sequence[TurnPart] = (
             piece.parts if not is_all_content else (ContentText(piece.text),) if piece.text else ()
         )
-        self._entries += piece.entries
+        self._entries += piece.entries if is_all_content else piece.content_entries
         for part in parts:
             yield from self._add(part)
         if piece.finish_reason is not None:
@@ -103,7 +103,7 @@ class TurnBlocks:
         block = self.blocks[-1]
         entries: tuple[TokenEntry, ...] = ()
         if block.kind == "text":
-            entries, self._entries = self._entries, ()
+            entries, self._entries = tuple(self._entries), []
             block.entries.extend(entries)
         block.texts.append(text)
         return BlockStep("more", block, text, entries)

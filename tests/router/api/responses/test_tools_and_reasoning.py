@@ -115,6 +115,25 @@ async def test_message_has_thinking_text_and_tool_use(rig: RouterRig) -> None:
     assert continued.endswith("[tool] sun\n[assistant] ")
 
 
+async def test_log_probabilities_are_those_of_the_message(rig: RouterRig) -> None:
+    body: dict[str, Any] = {
+        "input": "Rain?",
+        "tools": [{"type": "function", "name": "weather", "parameters": SCHEMA}],
+        "include": ["message.output_text.logprobs"],
+    }
+    whole = (await rig.client.post("/v1/responses", json=body)).json()
+    streamed = await rig.client.post("/v1/responses", json={**body, "stream": True})
+    events = [json.loads(line.removeprefix("data: ")) for line in streamed.text.splitlines() if line.startswith("data")]
+
+    [message] = [item for item in whole["output"] if item["type"] == "message"]
+    told = [item["token"] for item in message["content"][0]["logprobs"]]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    done = next(event for event in events if event["type"] == "response.output_text.done")
+    assert "".join(told) == "I look."
+    assert [item["token"] for event in deltas for item in event["logprobs"]] == told
+    assert done["logprobs"] == message["content"][0]["logprobs"]
+
+
 @pytest.mark.parametrize(
     ("choice", "words"),
     [
