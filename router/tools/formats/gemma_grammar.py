@@ -11,6 +11,7 @@ import llguidance
 
 from router.grammar.lark import literal
 from router.grammar.schema_parts import without_notes
+from router.tools.formats.gemma_schema import checked_schema
 from router.tools.tool import Tool
 from router.tools.tool_format import ToolSchemaError
 
@@ -54,6 +55,8 @@ class GemmaGrammar:
             return self._term(self._root, "")
         except ToolSchemaError as error:
             raise ToolSchemaError(error.reason, place=error.place, tool=tool.name) from None
+        except RecursionError:
+            raise ToolSchemaError("there are too many schemas within each other", tool=tool.name) from None
 
     def _rule(self, body: str) -> str:
         name = f"r{len(self.rules)}"
@@ -61,10 +64,13 @@ class GemmaGrammar:
         return name
 
     def _term(self, schema: object, place: str) -> str:
-        if schema is True or schema == {}:
+        if schema is True:
             return self._anything()
         if not isinstance(schema, Mapping):
             raise ToolSchemaError(f"{schema!r} is no schema that a value fits", place=place)
+        schema = checked_schema(schema, place)
+        if not schema:
+            return self._anything()
         if "$ref" in schema:
             return self._referred(schema["$ref"], place)
         if "const" in schema or "enum" in schema:
@@ -112,14 +118,14 @@ class GemmaGrammar:
                 return '"null"'
 
     def _object(self, schema: Mapping[str, Any], place: str) -> str:
-        properties = schema.get("properties") or {}
+        properties = schema.get("properties", {})
         others = schema.get("additionalProperties", True)
         if not properties:
             if others is False or "properties" in schema:
                 return '"{" "}"'
             value = self._term(others, f"{place}.additionalProperties")
             return f'"{{" ({_ANY_KEY} ":" {value} ("," {_ANY_KEY} ":" {value})*)? "}}"'
-        required = frozenset(schema.get("required") or ())
+        required = frozenset(schema.get("required", ()))
         names = sorted(properties, key=str.lower)
         pairs = [self._pair(name, properties[name], f"{place}.properties.{name}") for name in names]
         behind = '"}"'
@@ -140,10 +146,10 @@ class GemmaGrammar:
 
     def _array(self, schema: Mapping[str, Any], place: str) -> str:
         item = self._term(schema.get("items", True), f"{place}.items")
-        least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
         if most == 0:
             return '"[" "]"'
-        bounds = f"{{{max(least - 1, 0)},{'' if most is None else int(most) - 1}}}"
+        bounds = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
         some = f'{item} ("," {item}){bounds}'
         return f'"[" ({some}){"" if least else "?"} "]"'
 
@@ -152,7 +158,7 @@ class GemmaGrammar:
         if pattern is None and not {"minLength", "maxLength"} & schema.keys():
             return f"{self._quote} quoted"
         if pattern is None:
-            bounds = f"{{{int(schema.get('minLength', 0))},{schema.get('maxLength', '')}}}"
+            bounds = f"{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
             return f"{self._quote} /(.|\\n){bounds}/ {self._quote}"
         begin = "" if pattern.startswith("^") else "(.|\\n)*"
         end = "" if pattern.endswith("$") else "(.|\\n)*"
