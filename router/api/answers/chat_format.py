@@ -69,7 +69,8 @@ class ChatFormat:
         calls = b""
         if piece.finish_reason is not None and "tool_calls" in delta:
             # The official client closes a call by the event behind its last one.
-            calls = self._writer.write(self._piece(index, json.dumps(delta)), output)
+            counted = piece.num_output_tokens
+            calls = self._writer.write(self._piece(index, json.dumps(delta)), output, num_output_tokens=counted)
             delta = {}
         fields = finish_fields(piece, return_token_ids=self.head.return_token_ids, output=output)
         logprobs = self.head.logprobs.chat_json(piece.entries) if self.head.logprobs is not None else "null"

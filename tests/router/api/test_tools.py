@@ -17,7 +17,7 @@ from tests.support.cluster.tool_clients import TOOL_CLIENTS
 from tests.support.parity.answers import read_answer
 from tests.support.router.fake_workers import scripted
 from tests.support.router.live_app import live_app
-from tests.support.router.router_rig import RouterRig, router_rig
+from tests.support.router.router_rig import RouterRig, events, router_rig
 from tests.support.router.router_tokenizer import EOS, byte_level_tokenizer, write_model_dir
 
 TEMPLATE = (
@@ -91,8 +91,7 @@ async def post(rig: RouterRig, **fields: Any) -> httpx.Response:
 
 
 def deltas(response: httpx.Response) -> list[dict[str, Any]]:
-    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    return [choice["delta"] for event in events[:-1] for choice in json.loads(event)["choices"]]
+    return [choice["delta"] for event in events(response) for choice in event["choices"]]
 
 
 async def test_calls_come_apart_from_content(tools_dir: Path) -> None:
@@ -124,8 +123,7 @@ async def test_stream_tells_the_same(tools_dir: Path, text: str) -> None:
     async with answering(tools_dir, text) as rig:
         whole = (await post(rig, n=2)).json()["choices"][1]
         response = await post(rig, n=2, stream=True)
-    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    choices = [item for event in events[:-1] for item in json.loads(event)["choices"] if item["index"] == 1]
+    choices = [item for event in events(response) for item in event["choices"] if item["index"] == 1]
 
     told: dict[str, str] = {}
     calls: list[dict[str, Any]] = []
@@ -153,6 +151,20 @@ async def test_arguments_are_streamed_as_they_come(tools_dir: Path) -> None:
     assert len(pieces) > 3
     assert "name" in pieces[0]["function"]
     assert all(set(piece) == {"index", "function"} for piece in pieces[1:])
+
+
+async def test_usage_grows_with_the_stream_also_where_it_ends_amid_a_call(tools_dir: Path) -> None:
+    num_tokens = len(tokenizer().encode(CALL, add_special_tokens=False).ids) - 5
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with answering(tools_dir, CALL) as rig:
+        response = await post(rig, stream=True, max_tokens=num_tokens, stream_options=options)
+    chunks = events(response)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+
+    assert "tool_calls" in chunks[-3]["choices"][0]["delta"]
+    assert chunks[-2]["choices"][0]["finish_reason"] == "length"
+    assert counts == sorted(counts)
+    assert counts[-3:] == [num_tokens] * 3
 
 
 async def test_every_token_keeps_its_log_probability(tools_dir: Path) -> None:
