@@ -60,7 +60,8 @@ async def answer_chat(service: RouterService, request: Request) -> GenerationRes
 
 async def _answer_chat(service: RouterService, request: Request, body: ChatBody) -> GenerationResponse:
     head, outputs = await start_chat(service, request, body)
-    return _response(service, outputs, ChatFormat(head, echo=echoed_message(body)), body)
+    answer = ChatFormat(head, echo=echoed_message(body), shows_reasoning=body.include_reasoning is not False)
+    return _response(service, outputs, answer, body)
 
 
 async def start_chat(

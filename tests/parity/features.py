@@ -184,6 +184,12 @@ FEATURES = (
     Feature(name="stream of tools", fields={**TOOLS, "tool_choice": "required"}, needs=STREAMED, is_chat=True),
     Feature(name="reasoning", fields={"enable_thinking": True}, is_chat=True),
     Feature(name="stream of reasoning", fields={"enable_thinking": True}, needs=STREAMED, is_chat=True),
+    Feature(
+        name="reasoning that is not shown",
+        fields={"include_reasoning": False},
+        needs={"enable_thinking": True},
+        is_chat=True,
+    ),
     Feature(name="prediction", fields={"prediction": PREDICTION}, needs=SAYS_A, is_chat=True),
     Feature(
         name="prediction of streamed choices",

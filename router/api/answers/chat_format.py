@@ -19,11 +19,15 @@ from router.tools.turn import CallArguments, CallBegin, ContentText, ReasoningTe
 
 
 class ChatFormat:
-    """Writes chat completions and their chunks. ``echo`` is the message to be repeated before the answer."""
+    """Writes chat completions and their chunks. ``echo`` is the message to be repeated before the answer.
 
-    def __init__(self, head: AnswerHead, *, echo: str = "") -> None:
+    Without ``shows_reasoning`` neither tells what the model thinks; its tokens are counted all the same.
+    """
+
+    def __init__(self, head: AnswerHead, *, echo: str = "", shows_reasoning: bool = True) -> None:
         self.head = head
         self._echo = echo
+        self._shows_reasoning = shows_reasoning
         self._writer = EventWriter(head, kind="chat.completion.chunk")
 
     def opening(self, index: int, output: TextOutput) -> bytes:
@@ -62,7 +66,10 @@ class ChatFormat:
 
     def _turn_event(self, index: int, piece: TextPiece, output: TextOutput) -> bytes:
         """One piece of an answer that may be more than content."""
-        delta = turn_delta(piece.parts)
+        parts = piece.parts
+        if not self._shows_reasoning:
+            parts = tuple(part for part in parts if not isinstance(part, ReasoningText))
+        delta = turn_delta(parts)
         says_nothing = not delta and piece.finish_reason is None
         if says_nothing and not self.head.return_token_ids and not piece.entries:
             return b""
@@ -115,7 +122,8 @@ class ChatFormat:
         reader = choice.output.turn
         if reader is None:
             return {"role": "assistant", "content": self._echo + "".join(choice.text), "refusal": None}
-        return turn_message(choice.turn, has_reasoning=reader.has_reasoning, echo=self._echo)
+        has_reasoning = reader.has_reasoning and self._shows_reasoning
+        return turn_message(choice.turn, has_reasoning=has_reasoning, echo=self._echo)
 
 
 def turn_message(turn: Turn, *, has_reasoning: bool, echo: str = "") -> dict[str, object]:

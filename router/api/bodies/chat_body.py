@@ -223,6 +223,7 @@ class ChatBody(GenerateBody):
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
     thinking_token_budget: int | None = Field(None, ge=0, le=2**31 - 1)
+    include_reasoning: bool | None = None
     verbosity: str | None = None
     prediction: PredictionBody | None = None
     logprobs: bool | None = None

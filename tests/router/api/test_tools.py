@@ -110,6 +110,33 @@ async def test_calls_come_apart_from_content(tools_dir: Path) -> None:
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": num_thought}
 
 
+async def test_reasoning_is_left_out_where_it_is_not_wanted(tools_dir: Path) -> None:
+    async with answering(tools_dir, f"{THOUGHT}Let me see.\n{CALL}") as rig:
+        plain = (await post(rig)).json()
+        wanted = (await post(rig, include_reasoning=True)).json()
+        hidden = (await post(rig, include_reasoning=False)).json()
+        streamed = await post(rig, include_reasoning=False, stream=True, logprobs=True)
+        refused = await post(rig, include_reasoning="no")
+    messages = [answer["choices"][0]["message"] for answer in (plain, wanted, hidden)]
+    for message in messages:
+        del message["tool_calls"][0]["id"]
+
+    assert messages[0] == messages[1]
+    assert messages[0] == {**messages[2], "reasoning": "Paris, then.", "reasoning_content": "Paris, then."}
+    assert hidden["usage"] == plain["usage"]
+    assert all("reasoning" not in name for delta in deltas(streamed) for name in delta)
+    assert "".join(delta.get("content", "") for delta in deltas(streamed)) == "Let me see."
+    assert len(read_answer(streamed)["choices"][0]["logprobs"]["content"]) == plain["usage"]["completion_tokens"]
+    assert refused.json()["error"]["param"] == "include_reasoning"
+
+
+async def test_hidden_reasoning_makes_no_events(tools_dir: Path) -> None:
+    async with answering(tools_dir, THOUGHT) as rig:
+        told = deltas(await post(rig, stream=True, include_reasoning=False))
+
+    assert told == [{"role": "assistant", "content": ""}, {}]
+
+
 async def test_content_is_null_beside_calls_alone(tools_dir: Path) -> None:
     async with answering(tools_dir, CALL) as rig:
         message = (await post(rig)).json()["choices"][0]["message"]
