@@ -19,6 +19,7 @@ from cluster.config.served_model import ServedModel, served_model
 from cluster.deploy.claim import Claim
 from cluster.deploy.deploy_record import forget_deployed, record_told
 from cluster.deploy.ray_home import list_nodes
+from cluster.deploy.serve_status import target_replicas
 from cluster.plan.inventory import nodes_of_ray
 from cluster.plan.placement import Placement
 from cluster.plan.plan import make_plan
@@ -31,6 +32,7 @@ SERVE_HAS = ("host", "port")
 ANY_HOST = "0.0.0.0"
 
 ListNodes = Callable[[], Sequence[Mapping[str, Any]]]
+AskTargets = Callable[[], Mapping[str, int]]
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -42,7 +44,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     Raises:
         ConfigFileError, ConfigError, CheckpointError, PreflightError: It cannot be; Serve shows the message.
     """
-    built = application(args, list_nodes)
+    built = application(args, list_nodes, targets=target_replicas)
     _record(_config_of(args))
     return built
 
@@ -60,18 +62,20 @@ def application(
     args: Mapping[str, Any],
     nodes: ListNodes,
     *,
+    targets: AskTargets = dict,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> serve.Application:
     """The application on the machines that ``nodes`` lists, once they are there: Serve is told what to run as soon as
-    the head is, on Kubernetes before any other pod has joined it.
+    the head is, on Kubernetes before any other pod has joined it. Pools that follow their load go on with as many
+    workers as ``targets`` says that they have.
     """
     config = _config_of(args)
     model = preflight(config)
     deadline_s = clock() + config.startup_timeout_s
     last_lack = ""
     while True:
-        placement, lack = _place(config, model, nodes())
+        placement, lack = _place(config, model, nodes(), targets())
         if placement is not None:
             return build_graph(config, model, placement)
         if clock() > deadline_s:
@@ -91,7 +95,7 @@ def _config_of(args: Mapping[str, Any]) -> BatonConfig:
 
 
 def _place(
-    config: BatonConfig, model: ServedModel, records: Sequence[Mapping[str, Any]]
+    config: BatonConfig, model: ServedModel, records: Sequence[Mapping[str, Any]], targets: Mapping[str, int]
 ) -> tuple[Placement | None, str]:
     """Where everything goes; or None, and what is lacking that another machine may bring.
 
@@ -99,7 +103,7 @@ def _place(
         ConfigError: No machine would help.
     """
     try:
-        plan = make_plan(config, model, nodes_of_ray(records))
+        plan = make_plan(config, model, nodes_of_ray(records), targets=targets)
     except ConfigError as error:  # no GPU is there yet
         return None, str(error)
     problems = "; ".join(plan.problems)

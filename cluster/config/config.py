@@ -94,13 +94,13 @@ class BatonConfig(Section):
         default=1,
         ge=1,
         le=MAX_REPLICAS,
-        description="Workers that compute prompts; with `scaling` those to begin with, within its bounds.",
+        description="Workers that compute prompts; with `scaling` those of a new cluster, within its bounds.",
     )
     decode_replicas: int = Field(
         default=1,
         ge=1,
         le=MAX_REPLICAS,
-        description="Workers that generate; with `scaling` those to begin with, within its bounds.",
+        description="Workers that generate; with `scaling` those of a new cluster, within its bounds.",
     )
     roles: RolesMode = Field(
         default=DEFAULT_ROLES,

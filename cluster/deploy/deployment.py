@@ -25,7 +25,7 @@ from cluster.deploy.claim import Claim
 from cluster.deploy.deploy_record import record_told
 from cluster.deploy.ray_home import list_nodes
 from cluster.deploy.serve_start import ProxyError, ProxyPlace, begin_serve, last_line, wait_for_proxies
-from cluster.deploy.serve_status import applications
+from cluster.deploy.serve_status import applications, target_replicas
 from cluster.plan.inventory import nodes_of_ray
 from cluster.plan.placement import POOLS, Placement, place, usable_cores
 from cluster.plan.plan import placement_problem, transfer_problem, transfer_warnings
@@ -67,7 +67,8 @@ class Deployment:
     """Hash of the key for orders, where no admin key is configured."""
 
     def place(self) -> Placement:
-        """Where everything will go on the machines that Ray has now.
+        """Where everything will go on the machines that Ray has now. Pools that run already and follow their load go on
+        as large as they are.
 
         Raises:
             ConfigError: The machines do not have what the configuration asks for.
@@ -75,7 +76,9 @@ class Deployment:
         nodes = nodes_of_ray(list_nodes())
         if self.config.address is None:  # a private Ray claims more CPUs than are really there
             nodes = [dataclasses.replace(node, num_cores=usable_cores()) for node in nodes]
-        placement = place(self.config, nodes)
+            placement = place(self.config, nodes)
+        else:
+            placement = place(self.config, nodes, targets=target_replicas())
         problem = transfer_problem(self.config, placement)
         if problem:
             raise ConfigError(problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 from collections import Counter
@@ -26,6 +27,9 @@ SMALL_CPU_SHARE = 0.1
 
 POOLS = tuple(ROLES)
 """The pools, by the names of their roles."""
+
+NOTHING_RUNS: Mapping[str, int] = {}
+"""How many workers run by pool, where there is no cluster yet."""
 
 
 class FreeResources:
@@ -102,7 +106,9 @@ class Placement:
 
     placed: tuple[Placed, ...]
     shares: Mapping[str, WorkerShare]
-    num_routers: int
+    counts: Mapping[str, int]
+    """Processes of each deployment to begin with, or to go on with."""
+
     room: Mapping[str, bool]
     """Whether one more process of a deployment would fit, as an update without a gap needs."""
 
@@ -119,35 +125,45 @@ class NoGpuError(ConfigError):
     """GPUs were asked for, and none of the machines has one: other machines would be a remedy."""
 
 
-def place(config: BatonConfig, nodes: Sequence[Node]) -> Placement:
+def place(config: BatonConfig, nodes: Sequence[Node], *, targets: Mapping[str, int] = NOTHING_RUNS) -> Placement:
     """Spread every process over the machines that offer what it takes, as Ray will.
+
+    ``targets``: of a cluster that runs, how many workers Serve means to run by pool. A pool that follows its load goes
+    on with so many, or with as many of them as find a machine, as long as these are no fewer than it would begin with:
+    its load may have asked for more than there are machines for.
 
     Raises:
         NoGpuError: GPUs were asked for, and there are none.
     """
     board = _Board(nodes)
     demands = {pool: demands_of(config, pool, nodes) for pool in POOLS}
-    num_routers = config.router_replicas
-    if config.router_per_node:
-        num_routers = max(1, sum(node.num_cpus >= SMALL_CPU_SHARE for node in nodes))
-    counts = {pool: first_replicas(config, pool) for pool in POOLS} | {ROUTER: num_routers}
     takes: dict[str, Mapping[str, float]] = {**demands, ROUTER: {"CPU": SMALL_CPU_SHARE}}
     limits = {pool: config.pool(pool).max_per_node for pool in POOLS}
     limits[ROUTER] = 1 if config.router_per_node else None
-    placed = tuple(
-        Placed(
-            deployment=name,
-            number=number,
-            node=board.take(name, takes[name], at_most=limits[name]),
-            demands=takes[name],
-            at_most=limits[name],
-        )
-        for name, count in counts.items()
-        for number in range(1, count + 1)
+
+    def put(name: str, number: int) -> Placed:
+        node = board.take(name, takes[name], at_most=limits[name])
+        return Placed(deployment=name, number=number, node=node, demands=takes[name], at_most=limits[name])
+
+    wanted = {pool: first_replicas(config, pool, targets) for pool in POOLS}
+    needed = {pool: min(wanted[pool], first_replicas(config, pool)) for pool in POOLS}
+    needed[ROUTER] = _num_routers(config, nodes)
+    placed = [put(name, number) for name, count in needed.items() for number in range(1, count + 1)]
+    for pool in POOLS:
+        grown = (put(pool, number) for number in range(needed[pool] + 1, wanted[pool] + 1))
+        placed.extend(itertools.takewhile(lambda item: item.node is not None, grown))
+    return Placement(
+        placed=tuple(placed),
+        shares={pool: _share(config, pool, demands[pool], placed) for pool in POOLS},
+        counts=Counter(item.deployment for item in placed),
+        room={name: board.has_room(name, takes[name], at_most=limits[name]) for name in needed},
     )
-    shares = {pool: _share(config, pool, demands[pool], placed) for pool in POOLS}
-    room = {name: board.has_room(name, takes[name], at_most=limits[name]) for name in counts}
-    return Placement(placed=placed, shares=shares, num_routers=num_routers, room=room)
+
+
+def _num_routers(config: BatonConfig, nodes: Sequence[Node]) -> int:
+    if config.router_per_node:
+        return max(1, sum(node.num_cpus >= SMALL_CPU_SHARE for node in nodes))
+    return config.router_replicas
 
 
 def demands_of(config: BatonConfig, pool: str, nodes: Sequence[Node]) -> Mapping[str, float]:
@@ -269,11 +285,11 @@ def _rounded_down(share: float) -> float:
     return math.floor(share * 100) / 100
 
 
-def first_replicas(config: BatonConfig, pool: str) -> int:
-    """So many workers a pool begins with."""
+def first_replicas(config: BatonConfig, pool: str, targets: Mapping[str, int] = NOTHING_RUNS) -> int:
+    """So many workers a pool begins with; one that follows its load with those of ``targets``, if it is there."""
     num_replicas = config.num_replicas(pool)
     scaling = config.pool(pool).scaling
-    return num_replicas if scaling is None else scaling.first(num_replicas)
+    return num_replicas if scaling is None else scaling.first(targets.get(pool, num_replicas))
 
 
 def most_replicas(config: BatonConfig, pool: str) -> int:

@@ -13,7 +13,7 @@ from cluster.plan.change import Change, Key, first_that_helps
 from cluster.plan.inventory import Node
 from cluster.plan.memory_remedies import memory_changes, memory_remedy
 from cluster.plan.place_remedies import describe_lack, machine_remedy, place_changes
-from cluster.plan.placement import POOLS, Placed, Placement, WorkerShare, num_workers_on, place
+from cluster.plan.placement import NOTHING_RUNS, POOLS, Placed, Placement, WorkerShare, num_workers_on, place
 from cluster.plan.sizing import EngineRoom, EngineSize, MisfitError, ModelSize, size_engine
 from engine.contract.errors import ConfigError
 
@@ -63,8 +63,16 @@ class _Draft:
         return {problem.subject: problem.stage for problem in self.problems}
 
 
-def make_plan(config: BatonConfig, model: ServedModel, nodes: Sequence[Node], *, cpu_dtype: str = "") -> Plan:
-    """Place everything and do the arithmetic of every engine. ``cpu_dtype`` is what ``auto`` means on the CPUs.
+def make_plan(
+    config: BatonConfig,
+    model: ServedModel,
+    nodes: Sequence[Node],
+    *,
+    cpu_dtype: str = "",
+    targets: Mapping[str, int] = NOTHING_RUNS,
+) -> Plan:
+    """Place everything and do the arithmetic of every engine. ``cpu_dtype`` is what ``auto`` means on the CPUs;
+    ``targets`` are how many workers of each pool run, see ``place``.
 
     Raises:
         CheckpointError: The model cannot be read here.
@@ -73,7 +81,7 @@ def make_plan(config: BatonConfig, model: ServedModel, nodes: Sequence[Node], *,
     weights = ModelSize.of(model.path, config.model_code)
 
     def draft(changed: BatonConfig) -> _Draft:
-        placement = place(changed, nodes)
+        placement = place(changed, nodes, targets=targets)
         sizes, problems = _sizes(changed, model, weights, placement, cpu_dtype)
         misplaced = (*_homeless(changed, placement, nodes), *_apart(changed, placement))
         return _Draft(placement=placement, sizes=sizes, problems=(*misplaced, *problems))

@@ -71,7 +71,7 @@ def build_graph(
     )
     ingress = serve.deployment(
         name=ROUTER,
-        num_replicas=placement.num_routers,
+        num_replicas=placement.counts[ROUTER],
         max_ongoing_requests=UNLIMITED_CALLS,
         graceful_shutdown_timeout_s=config.health.drain_timeout_s,
         graceful_shutdown_wait_loop_s=SHUTDOWN_POLL_S,
@@ -116,7 +116,7 @@ def _bind_worker(
     # Threads follow from what else runs on a machine: no reason to replace a worker that runs.
     threadless = dataclasses.replace(settings.engine.model, num_threads=config.pool(pool).num_threads)
     stable = dataclasses.replace(settings, engine=dataclasses.replace(settings.engine, model=threadless))
-    num_replicas = config.num_replicas(pool)
+    num_replicas = placement.counts[pool]
     deployment = serve.deployment(
         name=pool,
         **_size(settings.scaling, num_replicas),

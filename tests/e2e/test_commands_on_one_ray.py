@@ -94,11 +94,14 @@ def write(folder: Path, config: dict[str, Any], **changes: Any) -> tuple[str, st
 async def test_claim_of_a_killed_command_is_free_and_an_update_that_fails_is_taken_back(
     ray: SharedRayProcess, served_model: Path, tmp_path: Path
 ) -> None:
-    config = {"model": str(served_model), "dtype": "float32", "port": free_port()}
+    """And a pool that follows its load is as large through all of it as it was, whatever new ones begin with."""
+    scaling = {"max_replicas": 2, "down_delay_s": 3600}
+    config = {"model": str(served_model), "dtype": "float32", "port": free_port(), "decode": {"scaling": scaling}}
     url = f"http://127.0.0.1:{config['port']}"
-    first = ClusterProcess(config, command=("deploy", "--address", ray.address), environment=ray.environment)
+    large = {**config, "decode_replicas": 2}
+    first = ClusterProcess(large, command=("deploy", "--address", ray.address), environment=ray.environment)
     try:
-        first.wait_for_output("starting workers and router")
+        first.wait_for_output("] decode ")
         kill(first)
     finally:
         first.close()
@@ -108,7 +111,7 @@ async def test_claim_of_a_killed_command_is_free_and_an_update_that_fails_is_tak
     before = await complete_all(url, [[5] * 20], max_tokens=[8])
     workers = ids_of(url)
 
-    broken = write(tmp_path, config, decode={"cache": {"num_blocks": UNTHINKABLE}})
+    broken = write(tmp_path, config, decode={"scaling": scaling, "cache": {"num_blocks": UNTHINKABLE}})
     update = asyncio.create_task(asyncio.to_thread(baton, ray, "deploy", *broken))
     answers = []
     while not update.done():
@@ -121,9 +124,18 @@ async def test_claim_of_a_killed_command_is_free_and_an_update_that_fails_is_tak
     assert set(answers) == set(before), "nothing was noticed while it was tried"
     assert ids_of(url)["prefill"] == workers["prefill"], "what did not change goes on as it is"
     assert "the one that runs" in baton(ray, "deploy", *write(tmp_path, config)).stderr
+    wait_for_decode_workers(url, 2)
     assert_at_rest(wait_for_rest(url))
     shut_down(ray)
 
 
 def ids_of(url: str) -> dict[str, set[str]]:
     return {role: {row["replica_id"] for row in rows} for role, rows in read_status(url)["pools"].items()}
+
+
+def wait_for_decode_workers(url: str, number: int) -> None:
+    """Return when the router sees so many: it learns of them one after the other."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while len(found := ids_of(url)["decode"]) != number:
+        assert time.monotonic() < deadline_s, found
+        time.sleep(POLL_PERIOD_S)

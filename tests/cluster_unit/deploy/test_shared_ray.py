@@ -114,6 +114,7 @@ def test_application_that_drains_for_longer_than_a_minute_is_left_to_serve(monke
 def test_what_a_private_ray_can_never_place_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = {"Alive": True, "NodeManagerAddress": "127.0.0.1", "Resources": {"CPU": 4.0}}
     monkeypatch.setattr(ray, "nodes", lambda: [machine])
+    monkeypatch.setattr("ray.serve.context._connect", lambda raise_if_no_controller_running=True: None)
     keys = {"decode_replicas": 2, "decode": {"max_per_node": 1}}
 
     with pytest.raises(

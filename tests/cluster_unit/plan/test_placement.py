@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -209,3 +210,47 @@ def test_pool_that_scales_is_placed_as_it_begins(given: int, first: int) -> None
 
 def test_private_ray_offers_what_a_pool_takes_when_it_has_grown() -> None:
     assert wanted_resources(BatonConfig.model_validate(SCALING)) == {"baton_decode": 3.0}
+
+
+GROWING = {"decode": {"resources": {"baton_decode": 0.001}, "scaling": {"max_replicas": 8}}}
+
+
+def growing(**keys: Any) -> BatonConfig:
+    return BatonConfig.model_validate({**PREFILL_AND_DECODE, **GROWING, **keys})
+
+
+def test_pool_that_has_grown_leaves_no_room_where_there_was_some() -> None:
+    assert place(growing(), gpu_cluster()).room["decode"] is True
+
+    grown = place(growing(), gpu_cluster(), targets={"prefill": 1, "decode": 2})
+
+    assert (grown.counts["decode"], grown.room["decode"]) == (2, False)
+    assert grown.counts["prefill"] == 1
+
+
+def test_workers_that_a_load_asks_for_in_vain_are_left_out_and_those_that_must_be_there_are_missed() -> None:
+    grown = place(growing(decode_replicas=2), gpu_cluster(), targets={"decode": 6})
+    too_many = place(growing(decode_replicas=4), gpu_cluster(), targets={"decode": 6})
+
+    assert (grown.counts["decode"], grown.homeless()) == (2, [])
+    assert too_many.counts["decode"] == 4
+    assert [item.number for item in too_many.homeless()] == [3, 4]
+
+
+def test_pool_that_has_grown_takes_no_machine_from_one_that_must_have_it() -> None:
+    machines = [machine(num_cores=8, num_gpus=1, address=name) for name in ("a", "b", "c", "d")]
+    scaling = {"scaling": {"max_replicas": 8}}
+    config = BatonConfig.model_validate({"decode_replicas": 2, "prefill": scaling, "decode": scaling})
+
+    counts = place(config, machines, targets={"prefill": 4, "decode": 2}).counts
+
+    assert (counts["prefill"], counts["decode"]) == (2, 2)
+
+
+@pytest.mark.parametrize(("target", "count"), [(1, 2), (2, 2), (5, 5), (9, 6)])
+def test_pool_goes_on_with_what_it_has_within_its_bounds(target: int, count: int) -> None:
+    config = BatonConfig.model_validate(
+        {"decode_replicas": 3, "decode": {"scaling": {"min_replicas": 2, "max_replicas": 6}}}
+    )
+
+    assert place(config, [machine(num_cores=8)], targets={"decode": target}).counts["decode"] == count

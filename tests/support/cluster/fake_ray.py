@@ -6,7 +6,7 @@ Stands in at what we call of Ray and of Serve. Nothing starts; what becomes of a
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +15,14 @@ import pytest
 import ray
 from ray import serve
 from ray.experimental.internal_kv import _initialize_internal_kv, _internal_kv_reset
+from ray.serve._private.autoscaling_state import DeploymentAutoscalingState
+from ray.serve._private.common import DeploymentID
+from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from cluster.commands.signals import STOP_SIGNALS
 from cluster.config.names import APP_NAME
+from router.roles import ROLES
 
 RUNNING, STARTING, FAILED = ApplicationStatus.RUNNING, ApplicationStatus.DEPLOYING, ApplicationStatus.DEPLOY_FAILED
 LEAVING = ApplicationStatus.DELETING
@@ -59,11 +63,54 @@ class FakeStore:
         return [name for name in self.values if name.startswith(prefix)]
 
 
+class FakePools:
+    """The pools of Serve's application, and how many replicas each is to have, by Ray's own rule.
+
+    told: what Serve got last of each pool.
+    targets: how many replicas there are to be; a test changes it as an autoscaler does.
+    is_building: whether it builds another application meanwhile, and lists none of what it runs.
+    """
+
+    def __init__(self) -> None:
+        self.told: dict[str, Any] = {}
+        self.targets: dict[str, int] = {}
+        self.is_building = False
+        self._autoscaling: dict[str, DeploymentAutoscalingState] = {}
+
+    def take(self, graph: Any) -> None:
+        """Be told what to run."""
+        for role in ROLES:
+            deployment = graph._bound_deployment.init_kwargs[role]._bound_deployment
+            self.told[role] = config = deployment._deployment_config
+            is_scaled = config.autoscaling_config is not None
+            self.targets[role] = self._register(role, deployment) if is_scaled else config.num_replicas
+
+    def _register(self, role: str, deployment: Any) -> int:
+        info = DeploymentInfo(
+            deployment_config=deployment._deployment_config,
+            replica_config=deployment._replica_config,
+            start_time_ms=0,
+            deployer_job_id="",
+            version=deployment.version,
+        )
+        new = DeploymentAutoscalingState(DeploymentID(role, APP_NAME))
+        return self._autoscaling.setdefault(role, new).register(info, self.targets.get(role, 0))
+
+    def details(self) -> Mapping[str, Any]:
+        """As in what Serve's controller tells of an application."""
+        listed = {} if self.is_building else self.targets
+        return {role: {"target_num_replicas": number} for role, number in listed.items()}
+
+    def running(self) -> Mapping[DeploymentID, Sequence[None]]:
+        """The replicas that run: all of them."""
+        return {DeploymentID(role, APP_NAME): (None,) * number for role, number in self.targets.items()}
+
+
 class FakeRay:
     """One Ray, and the driver that is connected to it.
 
     outcomes: what becomes of each application that Serve is told to run, in turn; at last all run.
-    told: the settings that Serve got each time, as the router has them.
+    told: the settings that Serve got each time, as the router has them. pools: what became of the workers' sizes.
     on_run, on_status, on_start: called when Serve was told what to run, when it is asked what does, and to start.
     """
 
@@ -73,6 +120,7 @@ class FakeRay:
         self.applications: dict[str, ApplicationStatus] = {}
         self.outcomes: list[ApplicationStatus] = []
         self.told: list[Any] = []
+        self.pools = FakePools()
         self.on_run: Callable[[], None] = lambda: None
         self.on_status: Callable[[], None] = lambda: None
         self.on_start: Callable[[], None] = lambda: None
@@ -103,6 +151,7 @@ class FakeRay:
     def run(self, graph: Any, *, name: str, **_options: Any) -> None:
         """Take an application."""
         self.told.append(graph._bound_deployment.init_args[0])
+        self.pools.take(graph)
         self.applications[name] = self.outcomes.pop(0) if self.outcomes else RUNNING
         self.on_run()
 
@@ -117,13 +166,22 @@ class FakeRay:
 
     def start_serve(self, http_options: Any, *_more: Any) -> tuple[Any, tuple[str, ...]]:
         """Start Serve's controller; and what to wait for until its proxy listens, which it does at once."""
-        self.client = SimpleNamespace(http_config=SimpleNamespace(**http_options))
+        controller = SimpleNamespace(
+            get_serve_instance_details=SimpleNamespace(remote=self._details),
+            _all_running_replicas=SimpleNamespace(remote=lambda: self.pools.running()),
+        )
+        self.client = SimpleNamespace(http_config=SimpleNamespace(**http_options), _controller=controller)
         self.on_start()
         return self.client, ("proxy",)
+
+    def _details(self) -> Mapping[str, Any]:
+        """What Serve's controller tells in all."""
+        return {"applications": {name: {"deployments": self.pools.details()} for name in self.applications}}
 
     def shut_down_serve(self) -> None:
         """End Serve with all that it runs."""
         self.applications.clear()
+        self.pools = FakePools()
         self.client = None
 
     def come_up(self) -> None:
@@ -139,7 +197,7 @@ class FakeRay:
         patch.setattr(ray, "shutdown", self.disconnect)
         patch.setattr(ray, "is_initialized", lambda: self._job_id is not None)
         patch.setattr(ray, "nodes", lambda: [machine])
-        patch.setattr(ray, "get", lambda references, **_: [None for _ in references])
+        patch.setattr(ray, "get", _get)
         patch.setattr(ray, "get_runtime_context", lambda: context)
         patch.setattr(
             "ray._private.state.jobs", lambda: [{"JobID": name, "IsDead": name not in self.living} for name in names]
@@ -154,6 +212,11 @@ class FakeRay:
         patch.setattr(serve, "_run", self.run)
         patch.setattr(serve, "delete", lambda name: self.applications.pop(name))
         patch.setattr(serve, "shutdown", self.shut_down_serve)
+
+
+def _get(references: Any, **_options: Any) -> Any:
+    """What a controller answered, and that every proxy listens."""
+    return [answer if isinstance(answer, Mapping) else None for answer in references]
 
 
 @contextmanager
