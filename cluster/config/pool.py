@@ -58,7 +58,10 @@ class PoolSection(Section):
         default=None, ge=0, description="CPUs that Ray reserves for one worker; null takes a small fraction."
     )
     num_gpus: float | None = Field(
-        default=None, ge=0, description="GPUs that Ray reserves for one worker; null takes what the device asks for."
+        default=None,
+        ge=0,
+        description="GPUs that Ray reserves for one worker; null takes what the device asks for: one, or an even part "
+        "where one machine has too few ([gpu.md](gpu.md)).",
     )
     resources: dict[str, float] = Field(
         default_factory=dict,

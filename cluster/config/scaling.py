@@ -37,7 +37,11 @@ class ScalingSection(Section):
         "([promises.md](promises.md)).",
     )
     min_replicas: int = Field(default=1, ge=1, description="Fewest workers.")
-    max_replicas: int = Field(ge=1, le=MAX_REPLICAS, description="Most workers.")
+    max_replicas: int = Field(
+        ge=1,
+        le=MAX_REPLICAS,
+        description="Most workers. Where there is one GPU, each worker's part of it leaves room for so many.",
+    )
     target_queued_tokens: int = Field(
         default=4096, ge=1, description="Prompt tokens that should wait at each prefill worker."
     )

@@ -26,8 +26,9 @@ from cluster.deploy.deploy_record import record_told
 from cluster.deploy.ray_home import list_nodes
 from cluster.deploy.serve_start import ProxyError, ProxyPlace, begin_serve, last_line, wait_for_proxies
 from cluster.deploy.serve_status import applications, target_replicas
-from cluster.plan.inventory import nodes_of_ray
-from cluster.plan.placement import POOLS, Placement, place, usable_cores
+from cluster.plan.growth import growth_warnings
+from cluster.plan.inventory import Node, nodes_of_ray
+from cluster.plan.placement import NOTHING_RUNS, POOLS, Placement, place, usable_cores
 from cluster.plan.plan import placement_problem, transfer_problem, transfer_warnings
 from cluster.serve.graph import build_graph
 from cluster.serve.server_info import record_effective
@@ -73,12 +74,9 @@ class Deployment:
         Raises:
             ConfigError: The machines do not have what the configuration asks for.
         """
-        nodes = nodes_of_ray(list_nodes())
-        if self.config.address is None:  # a private Ray claims more CPUs than are really there
-            nodes = [dataclasses.replace(node, num_cores=usable_cores()) for node in nodes]
-            placement = place(self.config, nodes)
-        else:
-            placement = place(self.config, nodes, targets=target_replicas())
+        nodes = self._nodes()
+        targets = target_replicas() if self.config.address is not None else NOTHING_RUNS
+        placement = place(self.config, nodes, targets=targets)
         problem = transfer_problem(self.config, placement)
         if problem:
             raise ConfigError(problem)
@@ -89,12 +87,19 @@ class Deployment:
         return placement
 
     def warnings(self) -> list[str]:
-        """What the machines' network must see to.
+        """What the machines' network must see to, and what pools cannot become on the machines that Ray has now.
 
         Raises:
             ConfigError: The machines do not have what the configuration asks for.
         """
-        return list(transfer_warnings(self.config, self.place()))
+        return [*transfer_warnings(self.config, self.place()), *growth_warnings(self.config, self._nodes())]
+
+    def _nodes(self) -> list[Node]:
+        """The machines that Ray has now; a private one claims more CPUs than are really there."""
+        nodes = nodes_of_ray(list_nodes())
+        if self.config.address is not None:
+            return nodes
+        return [dataclasses.replace(node, num_cores=usable_cores()) for node in nodes]
 
     def start(self, progress: Progress) -> None:
         """Start Serve, with its proxies on the configured address, and deploy; wait until every replica is ready.

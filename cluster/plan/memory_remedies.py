@@ -35,6 +35,9 @@ def memory_changes(pool: str, room: EngineRoom, config: BatonConfig) -> Iterator
     yield _less_in_them(pool, room, config)
     yield _larger_steps(pool, room, config)
     yield _smaller_blocks(room, config)
+    if room.gpu_share < 1.0:
+        yield from (_less_growth(config, other) for other in POOLS)
+        yield _larger_parts(room, config)
     for other in POOLS:
         yield (fewer(config, other, count) for count in range(first_replicas(config, other) - 1, 0, -1))
 
@@ -125,6 +128,26 @@ def _smaller_blocks(room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
     for block_size in (room.engine.scheduler.max_num_batched_tokens, CacheConfig().block_size):
         if given and block_size < room.demand.layout.block_size:
             yield Change.of(*((key, block_size) for key in given))
+
+
+def _less_growth(config: BatonConfig, pool: str) -> Iterator[Change]:
+    """Fewer workers that a load may ask for, each of which has its part of a GPU from the start."""
+    scaling = config.pool(pool).scaling
+    if scaling is not None:
+        for count in range(scaling.max_replicas - 1, scaling.min_replicas - 1, -1):
+            yield Change.of(((pool, "scaling", "max_replicas"), count))
+
+
+def _larger_parts(room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
+    """Parts of a GPU that are said, and leave no room for those that a load may ask for."""
+    sections = [config.pool(pool) for pool in POOLS]
+    if any(section.num_gpus is not None for section in sections) or all(
+        section.scaling is None for section in sections
+    ):
+        return
+    num_first = sum(first_replicas(config, pool) for pool in POOLS)
+    for num_parts in range(round(1 / room.gpu_share) - 1, num_first - 1, -1):
+        yield Change.of(*(((pool, "num_gpus"), math.floor(100 / num_parts) / 100) for pool in POOLS))
 
 
 def _on_cpu(config: BatonConfig) -> Change:

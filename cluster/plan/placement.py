@@ -25,6 +25,9 @@ EPSILON = 1e-6
 SMALL_CPU_SHARE = 0.1
 """CPUs that Ray books for a process whose threads we size ourselves: enough to spread, never a reason not to start."""
 
+SMALLEST_PART = 0.01
+"""Of a GPU, that a worker may have."""
+
 POOLS = tuple(ROLES)
 """The pools, by the names of their roles."""
 
@@ -186,11 +189,24 @@ def demands_of(config: BatonConfig, pool: str, nodes: Sequence[Node]) -> Mapping
     share = 0.0
     if wants_gpu:
         is_one_machine = sum(node.num_gpus > 0 for node in nodes) == 1
-        num_workers = sum(first_replicas(config, pool) for pool in POOLS)
-        default = _rounded_down(1 / math.ceil(num_workers / num_gpus)) if is_one_machine else 1.0
-        share = section.num_gpus or default
+        share = section.num_gpus or (_even_part(config, num_gpus) if is_one_machine else 1.0)
     cpus = section.num_cpus if section.num_cpus is not None else SMALL_CPU_SHARE
     return {"CPU": cpus, "GPU": share, **section.resources}
+
+
+def _even_part(config: BatonConfig, num_gpus: float) -> float:
+    """Of the GPUs of one machine, what each worker has of one.
+
+    Of a single GPU, which they share in any case, they leave to each other what a load may ask for. Of several they do
+    not: Ray fills a GPU before it begins another one, and the first workers would share one beside others that idle.
+    """
+
+    def count(pool: str) -> int:
+        leaves_room = num_gpus == 1 and config.pool(pool).num_gpus is None
+        return most_replicas(config, pool) if leaves_room else first_replicas(config, pool)
+
+    num_parts = math.ceil(sum(count(pool) for pool in POOLS) / num_gpus)
+    return max(_rounded_down(1 / num_parts), SMALLEST_PART)
 
 
 def _share(config: BatonConfig, pool: str, demands: Mapping[str, float], placed: Sequence[Placed]) -> WorkerShare:

@@ -10,6 +10,7 @@ from cluster.config.config import BatonConfig
 from cluster.config.names import ROUTER
 from cluster.config.served_model import ServedModel
 from cluster.plan.change import Change, Key, first_that_helps
+from cluster.plan.growth import growth_warnings
 from cluster.plan.inventory import Node
 from cluster.plan.memory_remedies import memory_changes, memory_remedy
 from cluster.plan.place_remedies import describe_lack, machine_remedy, place_changes
@@ -24,7 +25,7 @@ MAX_REMEDIES = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Everything that is known before anything starts. ``problems`` are reasons not to start it, with remedies;
-    ``warnings`` are what Baton cannot see to."""
+    ``warnings`` are what Baton cannot see to, and what a pool cannot become."""
 
     nodes: tuple[Node, ...]
     model: ModelSize
@@ -93,7 +94,7 @@ def make_plan(
         placement=made.placement,
         sizes=made.sizes,
         problems=tuple(_describe(problem, made, config, draft) for problem in made.problems),
-        warnings=tuple(transfer_warnings(config, made.placement)),
+        warnings=(*transfer_warnings(config, made.placement), *growth_warnings(config, nodes)),
     )
 
 

@@ -382,3 +382,9 @@ def test_commands_one_after_the_other_do_not_keep_each_other_out(ray: FakeRay, p
 def test_deployment_says_what_the_network_must_guarantee(ray: FakeRay, port: int) -> None:
     assert "warning: KV moves over ports of UCX, which ask nobody who they are" in run_deploy(port)
     assert "warning" not in run_deploy(port, kv_transfer={"transport": "local"})
+
+
+def test_deployment_says_what_a_pool_cannot_become(ray: FakeRay, port: int) -> None:
+    decode = {"max_per_node": 1, "scaling": {"max_replicas": 3}}
+
+    assert "warning: decode.scaling.max_replicas is 3, but" in run_deploy(port, decode=decode)

@@ -122,3 +122,18 @@ def test_what_a_private_ray_can_never_place_is_refused_at_once(monkeypatch: pyte
     ):
         deployment(**keys).place()
     assert len(deployment(**keys, address="auto").place().homeless()) == 1
+
+
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_what_a_pool_cannot_become_on_the_machines_of_a_ray_is_told(
+    address: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = {"Alive": True, "NodeManagerAddress": "127.0.0.1", "Resources": {"CPU": 4.0}}
+    monkeypatch.setattr(ray, "nodes", lambda: [machine])
+    monkeypatch.setattr("ray.serve.context._connect", lambda raise_if_no_controller_running=True: None)
+    keys = {"address": address, "kv_transfer": {"transport": "local"}}
+
+    assert deployment(**keys, decode={"scaling": {"max_replicas": 3}}).warnings() == []
+    (warning,) = deployment(**keys, decode={"max_per_node": 1, "scaling": {"max_replicas": 3}}).warnings()
+
+    assert warning.startswith("decode.scaling.max_replicas is 3, but beside 1 prefill worker the one machine has room")

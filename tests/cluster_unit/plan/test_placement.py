@@ -82,6 +82,41 @@ def test_workers_share_one_gpu_and_its_memory() -> None:
     assert engine.cache.gpu_memory_utilization == pytest.approx(0.45)
 
 
+GROWS_TO_FOUR = {"decode": {"scaling": {"max_replicas": 4}}}
+
+
+def test_workers_share_one_gpu_with_those_that_a_load_may_ask_for() -> None:
+    config = BatonConfig.model_validate(GROWS_TO_FOUR)
+    gpu = machine(num_cores=16, num_gpus=1)
+
+    first, grown = place(config, [gpu]), place(config, [gpu], targets={"decode": 4})
+
+    parts = [[share.num_gpus for share in placement.shares.values()] for placement in (first, grown)]
+    assert parts == [[0.2, 0.2], [0.2, 0.2]], "a worker is not replaced when others come"
+    assert (grown.counts["decode"], grown.homeless()) == (4, [])
+
+
+def test_pool_that_says_what_it_takes_of_a_gpu_leaves_the_other_one_as_much_as_it_had() -> None:
+    config = BatonConfig.model_validate({"decode": {"num_gpus": 0.125, **GROWS_TO_FOUR["decode"]}})
+
+    shares = place(config, [machine(num_cores=16, num_gpus=1)]).shares
+
+    assert (shares["prefill"].num_gpus, shares["decode"].num_gpus) == (0.5, 0.125)
+
+
+def test_however_many_workers_a_load_may_ask_for_each_takes_a_part_of_the_gpu() -> None:
+    config = BatonConfig.model_validate({"decode": {"scaling": {"max_replicas": 5000}}})
+
+    assert share_out(config, "decode", machine(num_cores=16, num_gpus=1)).num_gpus == 0.01
+
+
+def test_workers_that_a_load_may_ask_for_do_not_crowd_the_first_ones_on_one_of_several_gpus() -> None:
+    """Ray fills a GPU before it begins another: with parts for five, two workers would share the first of two."""
+    config = BatonConfig.model_validate(GROWS_TO_FOUR)
+
+    assert share_out(config, "decode", machine(num_cores=16, num_gpus=2)).num_gpus == 1.0
+
+
 def test_three_workers_never_book_more_than_the_gpu() -> None:
     config = BatonConfig(decode_replicas=2)
 

@@ -350,3 +350,30 @@ def test_local_transport_over_two_machines_is_refused_with_the_remedy(model: Ser
 
     (problem,) = made.problems
     assert "kv_transfer.transport is local, and workers would go to 2 machines (a, b): set it to network" in problem
+
+
+def test_plan_warns_of_a_pool_that_cannot_grow_and_can_be_carried_out(model: ServedModel) -> None:
+    made = plan_of(model, [gpu_node("a"), gpu_node("b")], dtype="bfloat16", decode={"scaling": {"max_replicas": 4}})
+    lines = list(report(BatonConfig.model_validate({"decode": {"scaling": {"max_replicas": 4}}}), model, made))
+
+    assert not made.problems
+    assert [line for line in lines if line.startswith("warning: decode.scaling.max_replicas is 4, but beside")]
+
+
+def test_worker_of_a_pool_that_may_grow_has_its_part_of_the_memory_of_a_gpu(model: ServedModel) -> None:
+    """Whoever does not scale has what he had: half."""
+    keys: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "scheduler": {"max_num_seqs": 1024}}
+
+    def budget(**decode: Any) -> int:
+        made = plan_of(model, [gpu_node("a")], **keys, decode=decode)
+        assert not made.problems
+        found = made.sizes["decode"].budget
+        assert found is not None
+        return found.num_bytes
+
+    parts = [budget(), budget(scaling={"max_replicas": 4}), budget(num_gpus=0.5, scaling={"max_replicas": 4})]
+
+    shares = [0.5, 0.2, 0.5]
+    assert [part - parts[0] for part in parts] == pytest.approx(
+        [24 * GIB * 0.9 * (share - 0.5) for share in shares], abs=MIB
+    )

@@ -91,6 +91,15 @@ CASES: dict[str, tuple[list[Node], str]] = {
         "device: cuda\ndtype: bfloat16\ncache: {gpu_memory_utilization: 0.025}",
     ),
     "shared GPU": (hosts(1, gpus=1, gpu_gib=2), "device: cuda\ndtype: bfloat16\ndecode_replicas: 2"),
+    "shared GPU of a pool that may grow": (
+        hosts(1, gpus=1, gpu_gib=8),
+        "device: cuda\ndtype: bfloat16\ndecode: {scaling: {max_replicas: 12}}",
+    ),
+    "shared GPU of pools that may grow": (
+        hosts(1, gpus=1, gpu_gib=8),
+        "device: cuda\ndtype: bfloat16\nprefill: {scaling: {max_replicas: 8}}\n"
+        "decode: {scaling: {min_replicas: 2, max_replicas: 40}}",
+    ),
     "float32 on GPUs": (
         hosts(2, gpus=1),
         "device: cuda\ndtype: float32\nprefill: {num_gpus: 1}\ndecode: {num_gpus: 1}",
@@ -189,6 +198,8 @@ def test_plan_fits_when_its_remedies_are_followed_one_after_the_other(case: str,
         ("blocks for both, and others for one", "decode.cache.num_blocks"),
         ("fewer blocks than requests of one", "decode.scheduler.max_num_seqs"),
         ("name with a slip", "decode.resources"),
+        ("shared GPU of a pool that may grow", "decode.scaling.max_replicas"),
+        ("shared GPU of a pool that may grow", "decode.num_gpus"),
         ("block larger than a step", "cache.block_size"),
     ],
 )

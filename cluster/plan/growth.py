@@ -1,0 +1,69 @@
+"""How large pools that follow their load can become on the machines that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from cluster.config.config import BatonConfig
+from cluster.plan.change import Change, first_that_helps
+from cluster.plan.inventory import Node
+from cluster.plan.placement import POOLS, Placement, most_replicas, place
+from engine.contract.errors import ConfigError
+
+KEYS = ("num_gpus", "num_cpus", "max_per_node")
+"""What a pool may say that keeps others of its workers out."""
+
+
+def growth_warnings(config: BatonConfig, nodes: Sequence[Node]) -> Iterator[str]:
+    """Which pools cannot become as large as they may, and what would help. Each is looked at beside the fewest workers
+    of the other one: pools may use the same machines at different times.
+
+    It is no reason not to start them, for Ray may add machines; nor is it one where a problem is told already.
+    """
+    for pool in POOLS:
+        most = most_replicas(config, pool)
+        grown = _grown(config, pool, nodes)
+        if config.pool(pool).scaling is None or grown.homeless() or grown.counts[pool] >= most:
+            continue
+        others = " and ".join(_workers(grown.counts[other], other) for other in POOLS if other != pool)
+        where = f"the {len(nodes)} machines have" if len(nodes) > 1 else "the one machine has"
+        remedies = [change.describe(config) for change in _changes(config, pool, grown.counts[pool], nodes)]
+        yield (
+            f"{pool}.scaling.max_replicas is {most}, but beside {others} {where} room for "
+            f"{_workers(grown.counts[pool], pool)}: more would wait for a machine, for ever where Ray's autoscaler "
+            f"adds none; {', or '.join([*remedies, 'add machines'])}"
+        )
+
+
+def _grown(config: BatonConfig, pool: str, nodes: Sequence[Node]) -> Placement:
+    """Where everything goes once a pool is as large as it can become, and the other one as small."""
+    return place(config, nodes, targets={**dict.fromkeys(POOLS, 0), pool: most_replicas(config, pool)})
+
+
+def _changes(config: BatonConfig, pool: str, num_fitting: int, nodes: Sequence[Node]) -> Iterator[Change]:
+    """What would let a pool become as large as it may: less of that, or no such key."""
+    yield Change.of(((pool, "scaling", "max_replicas"), num_fitting))
+
+    def helps(changed: BatonConfig) -> bool:
+        try:
+            grown = _grown(changed, pool, nodes)
+        except ConfigError:
+            return False
+        return not grown.homeless() and grown.counts[pool] >= most_replicas(changed, pool)
+
+    for name in KEYS:
+        given = [other for other in sorted(POOLS, key=lambda other: other != pool) if _has(config, other, name)]
+        changes = [Change.of(((other, name), None)) for other in given]
+        if len(given) > 1:
+            changes.append(Change.of(*(((other, name), None) for other in POOLS)))
+        found = first_that_helps(changes, config, helps)
+        if found is not None:
+            yield found
+
+
+def _has(config: BatonConfig, pool: str, name: str) -> bool:
+    return getattr(config.pool(pool), name) is not None
+
+
+def _workers(count: int, pool: str) -> str:
+    return f"{count} {pool} {'worker' if count == 1 else 'workers'}"
