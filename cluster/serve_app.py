@@ -19,9 +19,9 @@ from cluster.config.served_model import ServedModel, served_model
 from cluster.deploy.claim import Claim
 from cluster.deploy.deploy_record import forget_deployed, record_told
 from cluster.deploy.ray_home import list_nodes
-from cluster.deploy.serve_status import target_replicas
+from cluster.deploy.serve_status import running_pools
 from cluster.plan.inventory import nodes_of_ray
-from cluster.plan.placement import Placement
+from cluster.plan.placement import Placement, RunningPool
 from cluster.plan.plan import make_plan
 from cluster.plan.preflight import preflight
 from cluster.serve.graph import build_graph
@@ -32,7 +32,7 @@ SERVE_HAS = ("host", "port")
 ANY_HOST = "0.0.0.0"
 
 ListNodes = Callable[[], Sequence[Mapping[str, Any]]]
-AskTargets = Callable[[], Mapping[str, int]]
+AskRunning = Callable[[], Mapping[str, RunningPool]]
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -44,7 +44,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     Raises:
         ConfigFileError, ConfigError, CheckpointError, PreflightError: It cannot be; Serve shows the message.
     """
-    built = application(args, list_nodes, targets=target_replicas)
+    built = application(args, list_nodes, running=running_pools)
     _record(_config_of(args))
     return built
 
@@ -62,20 +62,20 @@ def application(
     args: Mapping[str, Any],
     nodes: ListNodes,
     *,
-    targets: AskTargets = dict,
+    running: AskRunning = dict,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> serve.Application:
     """The application on the machines that ``nodes`` lists, once they are there: Serve is told what to run as soon as
     the head is, on Kubernetes before any other pod has joined it. Pools that follow their load go on with as many
-    workers as ``targets`` says that they have.
+    workers as those that ``running`` tells of have.
     """
     config = _config_of(args)
     model = preflight(config)
     deadline_s = clock() + config.startup_timeout_s
     last_lack = ""
     while True:
-        placement, lack = _place(config, model, nodes(), targets())
+        placement, lack = _place(config, model, nodes(), running())
         if placement is not None:
             return build_graph(config, model, placement)
         if clock() > deadline_s:
@@ -95,7 +95,7 @@ def _config_of(args: Mapping[str, Any]) -> BatonConfig:
 
 
 def _place(
-    config: BatonConfig, model: ServedModel, records: Sequence[Mapping[str, Any]], targets: Mapping[str, int]
+    config: BatonConfig, model: ServedModel, records: Sequence[Mapping[str, Any]], running: Mapping[str, RunningPool]
 ) -> tuple[Placement | None, str]:
     """Where everything goes; or None, and what is lacking that another machine may bring.
 
@@ -103,7 +103,7 @@ def _place(
         ConfigError: No machine would help.
     """
     try:
-        plan = make_plan(config, model, nodes_of_ray(records), targets=targets)
+        plan = make_plan(config, model, nodes_of_ray(records), running=running)
     except ConfigError as error:  # no GPU is there yet
         return None, str(error)
     problems = "; ".join(plan.problems)

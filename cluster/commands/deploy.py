@@ -40,7 +40,7 @@ from cluster.deploy.deployment import Deployment, RefusedStartError, StartError,
 from cluster.deploy.ray_home import RayUnavailableError, check_http, connect, hold, is_deployed, is_occupied, list_nodes
 from cluster.deploy.readiness import wait_until_ready
 from cluster.deploy.serve_start import last_line
-from cluster.deploy.serve_status import applications, delete_application, target_replicas
+from cluster.deploy.serve_status import applications, delete_application, running_pools
 from cluster.plan.inventory import nodes_of_ray
 from cluster.plan.plan import Plan, make_plan
 from engine.contract.errors import ConfigError
@@ -153,7 +153,7 @@ def refuse(config: BatonConfig, model: ServedModel, before: DeployRecord | None,
     if before is not None:
         _refuse_over(before, config, model, address)
     try:
-        plan = make_plan(config, model, nodes_of_ray(list_nodes()), targets=target_replicas())
+        plan = make_plan(config, model, nodes_of_ray(list_nodes()), running=running_pools())
     except ConfigError as error:
         raise RefusedStartError(str(error)) from error
     if plan.problems:

@@ -25,7 +25,7 @@ from cluster.deploy.claim import Claim
 from cluster.deploy.deploy_record import record_told
 from cluster.deploy.ray_home import list_nodes
 from cluster.deploy.serve_start import ProxyError, ProxyPlace, begin_serve, last_line, wait_for_proxies
-from cluster.deploy.serve_status import applications, target_replicas
+from cluster.deploy.serve_status import applications, running_pools
 from cluster.plan.growth import growth_warnings
 from cluster.plan.inventory import Node, nodes_of_ray
 from cluster.plan.placement import NOTHING_RUNS, POOLS, Placement, place, usable_cores
@@ -75,8 +75,8 @@ class Deployment:
             ConfigError: The machines do not have what the configuration asks for.
         """
         nodes = self._nodes()
-        targets = target_replicas() if self.config.address is not None else NOTHING_RUNS
-        placement = place(self.config, nodes, targets=targets)
+        running = running_pools() if self.config.address is not None else NOTHING_RUNS
+        placement = place(self.config, nodes, running=running)
         problem = transfer_problem(self.config, placement)
         if problem:
             raise ConfigError(problem)

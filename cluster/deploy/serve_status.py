@@ -15,6 +15,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatusOverview
 
 from cluster.config.names import APP_NAME
+from cluster.plan.placement import RunningPool
 from router.roles import ROLES
 
 ASK_TIMEOUT_S = 30.0
@@ -30,8 +31,9 @@ def applications() -> Mapping[str, ApplicationStatusOverview] | None:
         return {}
 
 
-def target_replicas() -> Mapping[str, int]:
-    """How many workers Serve means to run of each pool that it has: what was deployed, or what its autoscaler chose.
+def running_pools() -> Mapping[str, RunningPool]:
+    """The pools that Serve has, each with as many workers as it means to run: those that were deployed, or that its
+    autoscaler chose.
 
     While it builds an application that a configuration file of its own describes, it lists none of the pools that go
     on meanwhile: of these as many count as run. What is asked here is private to Serve, and Ray is pinned to one
@@ -44,23 +46,26 @@ def target_replicas() -> Mapping[str, int]:
     if client is None:
         return {}
     controller = client._controller
+    asked = (
+        controller.get_serve_instance_details.remote(),
+        controller.list_deployments_internal.remote(),
+        controller._all_running_replicas.remote(),
+    )
     try:
-        told, running = ray.get(
-            [controller.get_serve_instance_details.remote(), controller._all_running_replicas.remote()],
-            timeout=ASK_TIMEOUT_S,
-        )
+        told, known, replicas = ray.get(list(asked), timeout=ASK_TIMEOUT_S)
     except ActorUnavailableError:
         raise
     except RayActorError:  # Serve was shut down
         return {}
     listed: Mapping[str, Any] = told["applications"].get(APP_NAME, {}).get("deployments", {})
-    targets = {
-        role: int(listed[role]["target_num_replicas"])
-        if role in listed
-        else len(running.get(DeploymentID(role, APP_NAME), ()))
-        for role in ROLES
-    }
-    return {role: number for role, number in targets.items() if number > 0}
+    pools: dict[str, RunningPool] = {}
+    for role in ROLES:
+        name = DeploymentID(role, APP_NAME)
+        number = int(listed[role]["target_num_replicas"]) if role in listed else len(replicas.get(name, ()))
+        if number > 0:
+            demands = known[name][0].replica_config.resource_dict if name in known else None
+            pools[role] = RunningPool(num_replicas=number, demands=demands)
+    return pools
 
 
 def delete_application() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from cluster.config.config import BatonConfig
 from cluster.plan.change import Change, first_that_helps
 from cluster.plan.inventory import Node
-from cluster.plan.placement import POOLS, Placement, most_replicas, place
+from cluster.plan.placement import POOLS, Placement, RunningPool, most_replicas, place
 from engine.contract.errors import ConfigError
 
 KEYS = ("num_gpus", "num_cpus", "max_per_node")
@@ -37,7 +37,8 @@ def growth_warnings(config: BatonConfig, nodes: Sequence[Node]) -> Iterator[str]
 
 def _grown(config: BatonConfig, pool: str, nodes: Sequence[Node]) -> Placement:
     """Where everything goes once a pool is as large as it can become, and the other one as small."""
-    return place(config, nodes, targets={**dict.fromkeys(POOLS, 0), pool: most_replicas(config, pool)})
+    numbers = {**dict.fromkeys(POOLS, 0), pool: most_replicas(config, pool)}
+    return place(config, nodes, running={name: RunningPool(num_replicas=number) for name, number in numbers.items()})
 
 
 def _changes(config: BatonConfig, pool: str, num_fitting: int, nodes: Sequence[Node]) -> Iterator[Change]:

@@ -31,8 +31,19 @@ SMALLEST_PART = 0.01
 POOLS = tuple(ROLES)
 """The pools, by the names of their roles."""
 
-NOTHING_RUNS: Mapping[str, int] = {}
-"""How many workers run by pool, where there is no cluster yet."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningPool:
+    """A pool of a cluster that is there: how many workers Serve means to run, and what each of them takes of its
+    machine; None: what it would take now.
+    """
+
+    num_replicas: int
+    demands: Mapping[str, float] | None = None
+
+
+NOTHING_RUNS: Mapping[str, RunningPool] = {}
+"""Pools by name, where there is no cluster yet."""
 
 
 class FreeResources:
@@ -128,12 +139,14 @@ class NoGpuError(ConfigError):
     """GPUs were asked for, and none of the machines has one: other machines would be a remedy."""
 
 
-def place(config: BatonConfig, nodes: Sequence[Node], *, targets: Mapping[str, int] = NOTHING_RUNS) -> Placement:
+def place(
+    config: BatonConfig, nodes: Sequence[Node], *, running: Mapping[str, RunningPool] = NOTHING_RUNS
+) -> Placement:
     """Spread every process over the machines that offer what it takes, as Ray will.
 
-    ``targets``: of a cluster that runs, how many workers Serve means to run by pool. A pool that follows its load goes
-    on with so many, or with as many of them as find a machine, as long as these are no fewer than it would begin with:
-    its load may have asked for more than there are machines for.
+    ``running`` are the pools of a cluster that this one replaces. A pool that follows its load goes on with as many
+    workers as it has, or with as many of them as find a machine, as long as these are no fewer than it would begin
+    with: its load may have asked for more than there are machines for.
 
     Raises:
         NoGpuError: GPUs were asked for, and there are none.
@@ -148,19 +161,45 @@ def place(config: BatonConfig, nodes: Sequence[Node], *, targets: Mapping[str, i
         node = board.take(name, takes[name], at_most=limits[name])
         return Placed(deployment=name, number=number, node=node, demands=takes[name], at_most=limits[name])
 
-    wanted = {pool: first_replicas(config, pool, targets) for pool in POOLS}
+    wanted = {pool: first_replicas(config, pool, running) for pool in POOLS}
     needed = {pool: min(wanted[pool], first_replicas(config, pool)) for pool in POOLS}
     needed[ROUTER] = _num_routers(config, nodes)
     placed = [put(name, number) for name, count in needed.items() for number in range(1, count + 1)]
     for pool in POOLS:
         grown = (put(pool, number) for number in range(needed[pool] + 1, wanted[pool] + 1))
         placed.extend(itertools.takewhile(lambda item: item.node is not None, grown))
+    counts = Counter(item.deployment for item in placed)
+    boards = [board]
+    if any(pool.demands is not None and _differ(pool.demands, takes[name]) for name, pool in running.items()):
+        boards.append(_board_meanwhile(nodes, running, counts, takes))
     return Placement(
         placed=tuple(placed),
         shares={pool: _share(config, pool, demands[pool], placed) for pool in POOLS},
-        counts=Counter(item.deployment for item in placed),
-        room={name: board.has_room(name, takes[name], at_most=limits[name]) for name in needed},
+        counts=counts,
+        room={name: all(on.has_room(name, takes[name], at_most=limits[name]) for on in boards) for name in counts},
     )
+
+
+def _differ(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    return any(abs(one.get(name, 0.0) - other.get(name, 0.0)) > EPSILON for name in {*one, *other})
+
+
+def _board_meanwhile(
+    nodes: Sequence[Node],
+    running: Mapping[str, RunningPool],
+    counts: Mapping[str, int],
+    takes: Mapping[str, Mapping[str, float]],
+) -> _Board:
+    """What is free while the first new worker of a pool starts: old ones have what they took, but for those that go in
+    any case.
+    """
+    board = _Board(nodes)
+    for name, count in counts.items():
+        old = running.get(name, RunningPool(num_replicas=0))
+        for number in range(count):
+            is_old = number < old.num_replicas
+            board.take(name, (is_old and old.demands) or takes[name], at_most=None)
+    return board
 
 
 def _num_routers(config: BatonConfig, nodes: Sequence[Node]) -> int:
@@ -301,11 +340,13 @@ def _rounded_down(share: float) -> float:
     return math.floor(share * 100) / 100
 
 
-def first_replicas(config: BatonConfig, pool: str, targets: Mapping[str, int] = NOTHING_RUNS) -> int:
-    """So many workers a pool begins with; one that follows its load with those of ``targets``, if it is there."""
+def first_replicas(config: BatonConfig, pool: str, running: Mapping[str, RunningPool] = NOTHING_RUNS) -> int:
+    """So many workers a pool begins with; one that follows its load and is there already goes on with what it has."""
     num_replicas = config.num_replicas(pool)
     scaling = config.pool(pool).scaling
-    return num_replicas if scaling is None else scaling.first(targets.get(pool, num_replicas))
+    if scaling is None:
+        return num_replicas
+    return scaling.first(running[pool].num_replicas if pool in running else num_replicas)
 
 
 def most_replicas(config: BatonConfig, pool: str) -> int:

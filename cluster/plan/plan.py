@@ -14,7 +14,16 @@ from cluster.plan.growth import growth_warnings
 from cluster.plan.inventory import Node
 from cluster.plan.memory_remedies import memory_changes, memory_remedy
 from cluster.plan.place_remedies import describe_lack, machine_remedy, place_changes
-from cluster.plan.placement import NOTHING_RUNS, POOLS, Placed, Placement, WorkerShare, num_workers_on, place
+from cluster.plan.placement import (
+    NOTHING_RUNS,
+    POOLS,
+    Placed,
+    Placement,
+    RunningPool,
+    WorkerShare,
+    num_workers_on,
+    place,
+)
 from cluster.plan.sizing import EngineRoom, EngineSize, MisfitError, ModelSize, size_engine
 from engine.contract.errors import ConfigError
 
@@ -70,10 +79,10 @@ def make_plan(
     nodes: Sequence[Node],
     *,
     cpu_dtype: str = "",
-    targets: Mapping[str, int] = NOTHING_RUNS,
+    running: Mapping[str, RunningPool] = NOTHING_RUNS,
 ) -> Plan:
     """Place everything and do the arithmetic of every engine. ``cpu_dtype`` is what ``auto`` means on the CPUs;
-    ``targets`` are how many workers of each pool run, see ``place``.
+    ``running`` are the pools of a cluster that this one replaces, see ``place``.
 
     Raises:
         CheckpointError: The model cannot be read here.
@@ -82,7 +91,7 @@ def make_plan(
     weights = ModelSize.of(model.path, config.model_code)
 
     def draft(changed: BatonConfig) -> _Draft:
-        placement = place(changed, nodes, targets=targets)
+        placement = place(changed, nodes, running=running)
         sizes, problems = _sizes(changed, model, weights, placement, cpu_dtype)
         misplaced = (*_homeless(changed, placement, nodes), *_apart(changed, placement))
         return _Draft(placement=placement, sizes=sizes, problems=(*misplaced, *problems))

@@ -157,6 +157,17 @@ def test_machines_that_are_full_by_now_have_no_room_for_one_more(ray: FakeRay, p
     assert (ray.pools.targets["decode"], surge(ray)) == (6, 0)
 
 
+def test_new_workers_do_not_wait_for_room_that_old_ones_take_until_they_stop(ray: FakeRay, port: int) -> None:
+    """8 CPUs are full of two workers of 3.9; when they take 2 each, the first of them has to stop first."""
+    large, small = {"num_cpus": 3.9}, {"num_cpus": 2}
+    run_deploy(port, prefill=large, decode=large)
+
+    run_deploy(port, prefill=small, decode=small)
+    assert surge(ray) == 0
+    run_deploy(port, prefill=small, decode=small)
+    assert surge(ray) == 1
+
+
 def test_update_waits_for_no_worker_that_finds_no_machine_now(ray: FakeRay, port: int) -> None:
     """8 CPUs have room for 6 workers of 1.2 and for 3 of 2.4; the other ones come back when there are machines."""
     run_deploy(port, **keys_of({}, num_cpus=1.2))
@@ -165,6 +176,18 @@ def test_update_waits_for_no_worker_that_finds_no_machine_now(ray: FakeRay, port
     run_deploy(port, **keys_of({}, num_cpus=2.4))
 
     assert (ray.pools.targets["decode"], surge(ray)) == (3, 0)
+
+
+def test_serve_configuration_looks_for_room_beside_what_runs_meanwhile(ray: FakeRay, port: int) -> None:
+    large, small = {"num_cpus": 3.9}, {"num_cpus": 2}
+    ray.connect()
+    ray.start_serve({"host": "0.0.0.0", "port": port})
+    ray.run(build({"prefill": large, "decode": large}), name=APP_NAME)
+    ray.pools.is_building = True
+
+    ray.run(build({"prefill": small, "decode": small}), name=APP_NAME)
+
+    assert surge(ray) == 0
 
 
 def test_serve_configuration_that_is_applied_again_leaves_a_pool_as_large_as_it_is(ray: FakeRay, port: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.config.config import BatonConfig
 from cluster.plan.inventory import Node
-from cluster.plan.placement import WorkerShare, logical_cpus, place, wanted_resources
+from cluster.plan.placement import RunningPool, WorkerShare, logical_cpus, place, wanted_resources
 from engine.contract.errors import ConfigError
 
 
@@ -25,6 +25,11 @@ def machine(*, num_cores: int, num_gpus: float = 0, address: str = "a", **resour
 
 
 LAPTOP = machine(num_cores=2)
+
+
+def pools(numbers: dict[str, int], *, demands: dict[str, float] | None = None) -> dict[str, RunningPool]:
+    """What runs, of which every worker takes this; what it would take now where nothing else is known."""
+    return {pool: RunningPool(num_replicas=number, demands=demands) for pool, number in numbers.items()}
 
 
 def share_out(config: BatonConfig, pool: str, node: Node) -> WorkerShare:
@@ -89,7 +94,7 @@ def test_workers_share_one_gpu_with_those_that_a_load_may_ask_for() -> None:
     config = BatonConfig.model_validate(GROWS_TO_FOUR)
     gpu = machine(num_cores=16, num_gpus=1)
 
-    first, grown = place(config, [gpu]), place(config, [gpu], targets={"decode": 4})
+    first, grown = place(config, [gpu]), place(config, [gpu], running=pools({"decode": 4}))
 
     parts = [[share.num_gpus for share in placement.shares.values()] for placement in (first, grown)]
     assert parts == [[0.2, 0.2], [0.2, 0.2]], "a worker is not replaced when others come"
@@ -257,15 +262,15 @@ def growing(**keys: Any) -> BatonConfig:
 def test_pool_that_has_grown_leaves_no_room_where_there_was_some() -> None:
     assert place(growing(), gpu_cluster()).room["decode"] is True
 
-    grown = place(growing(), gpu_cluster(), targets={"prefill": 1, "decode": 2})
+    grown = place(growing(), gpu_cluster(), running=pools({"prefill": 1, "decode": 2}))
 
     assert (grown.counts["decode"], grown.room["decode"]) == (2, False)
     assert grown.counts["prefill"] == 1
 
 
 def test_workers_that_a_load_asks_for_in_vain_are_left_out_and_those_that_must_be_there_are_missed() -> None:
-    grown = place(growing(decode_replicas=2), gpu_cluster(), targets={"decode": 6})
-    too_many = place(growing(decode_replicas=4), gpu_cluster(), targets={"decode": 6})
+    grown = place(growing(decode_replicas=2), gpu_cluster(), running=pools({"decode": 6}))
+    too_many = place(growing(decode_replicas=4), gpu_cluster(), running=pools({"decode": 6}))
 
     assert (grown.counts["decode"], grown.homeless()) == (2, [])
     assert too_many.counts["decode"] == 4
@@ -277,7 +282,7 @@ def test_pool_that_has_grown_takes_no_machine_from_one_that_must_have_it() -> No
     scaling = {"scaling": {"max_replicas": 8}}
     config = BatonConfig.model_validate({"decode_replicas": 2, "prefill": scaling, "decode": scaling})
 
-    counts = place(config, machines, targets={"prefill": 4, "decode": 2}).counts
+    counts = place(config, machines, running=pools({"prefill": 4, "decode": 2})).counts
 
     assert (counts["prefill"], counts["decode"]) == (2, 2)
 
@@ -288,4 +293,23 @@ def test_pool_goes_on_with_what_it_has_within_its_bounds(target: int, count: int
         {"decode_replicas": 3, "decode": {"scaling": {"min_replicas": 2, "max_replicas": 6}}}
     )
 
-    assert place(config, [machine(num_cores=8)], targets={"decode": target}).counts["decode"] == count
+    assert place(config, [machine(num_cores=8)], running=pools({"decode": target})).counts["decode"] == count
+
+
+def test_new_workers_find_no_room_beside_old_ones_that_take_more() -> None:
+    """Halves of a GPU that become fifths, as where a pool begins to follow its load."""
+    config, gpu = BatonConfig.model_validate(GROWS_TO_FOUR), [machine(num_cores=16, num_gpus=1)]
+    both = {"prefill": 1, "decode": 1}
+
+    beside_halves = place(config, gpu, running=pools(both, demands={"CPU": 0.1, "GPU": 0.5}))
+    beside_fifths = place(config, gpu, running=pools(both, demands={"CPU": 0.1, "GPU": 0.2}))
+
+    assert (beside_halves.room["prefill"], beside_halves.room["decode"]) == (False, False)
+    assert (beside_fifths.room["prefill"], beside_fifths.room["decode"]) == (True, True)
+
+
+def test_what_is_drained_in_any_case_leaves_its_room() -> None:
+    config, gpus = BatonConfig(device="cuda"), [machine(num_cores=16, num_gpus=1, address=name) for name in "abcd"]
+    running = pools({"prefill": 1, "decode": 3}, demands={"CPU": 0.5, "GPU": 1.0})
+
+    assert place(config, gpus, running=running).room["decode"] is True

@@ -75,6 +75,7 @@ class FakePools:
         self.told: dict[str, Any] = {}
         self.targets: dict[str, int] = {}
         self.is_building = False
+        self._infos: dict[str, DeploymentInfo] = {}
         self._autoscaling: dict[str, DeploymentAutoscalingState] = {}
 
     def take(self, graph: Any) -> None:
@@ -82,17 +83,17 @@ class FakePools:
         for role in ROLES:
             deployment = graph._bound_deployment.init_kwargs[role]._bound_deployment
             self.told[role] = config = deployment._deployment_config
+            self._infos[role] = info = DeploymentInfo(
+                deployment_config=config,
+                replica_config=deployment._replica_config,
+                start_time_ms=0,
+                deployer_job_id="",
+                version=deployment.version,
+            )
             is_scaled = config.autoscaling_config is not None
-            self.targets[role] = self._register(role, deployment) if is_scaled else config.num_replicas
+            self.targets[role] = self._register(role, info) if is_scaled else config.num_replicas
 
-    def _register(self, role: str, deployment: Any) -> int:
-        info = DeploymentInfo(
-            deployment_config=deployment._deployment_config,
-            replica_config=deployment._replica_config,
-            start_time_ms=0,
-            deployer_job_id="",
-            version=deployment.version,
-        )
+    def _register(self, role: str, info: DeploymentInfo) -> int:
         new = DeploymentAutoscalingState(DeploymentID(role, APP_NAME))
         return self._autoscaling.setdefault(role, new).register(info, self.targets.get(role, 0))
 
@@ -100,6 +101,10 @@ class FakePools:
         """As in what Serve's controller tells of an application."""
         listed = {} if self.is_building else self.targets
         return {role: {"target_num_replicas": number} for role, number in listed.items()}
+
+    def infos(self) -> Mapping[DeploymentID, tuple[DeploymentInfo, None]]:
+        """What Serve was told last of each deployment."""
+        return {DeploymentID(role, APP_NAME): (info, None) for role, info in self._infos.items()}
 
     def running(self) -> Mapping[DeploymentID, Sequence[None]]:
         """The replicas that run: all of them."""
@@ -168,6 +173,7 @@ class FakeRay:
         """Start Serve's controller; and what to wait for until its proxy listens, which it does at once."""
         controller = SimpleNamespace(
             get_serve_instance_details=SimpleNamespace(remote=self._details),
+            list_deployments_internal=SimpleNamespace(remote=lambda: self.pools.infos()),
             _all_running_replicas=SimpleNamespace(remote=lambda: self.pools.running()),
         )
         self.client = SimpleNamespace(http_config=SimpleNamespace(**http_options), _controller=controller)
