@@ -104,6 +104,7 @@ def join_engine(
         wake=wake,
         runs_ahead=config.scheduler.runs_ahead(facts.device, has_drafts=drafting is not None and drafting.serves_all),
         on_close=partial(_close, executor, drafting),
+        vocab_size=facts.vocab_size,
     )
     return BuiltEngine(core=core, facts=facts, executor=executor, connector=connector, drafting=drafting)
 

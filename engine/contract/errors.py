@@ -46,6 +46,15 @@ class PromptTooLongError(RequestRefusedError):
         self.max_prompt_tokens = max_prompt_tokens
 
 
+class UnknownTokenError(RequestRefusedError):
+    """The model has no such token."""
+
+    def __init__(self, *, token_id: int, vocab_size: int) -> None:
+        super().__init__(
+            f"token id {token_id} is not in the model's vocabulary of {vocab_size} tokens", code="unknown_token"
+        )
+
+
 class DuplicateRequestError(RequestRefusedError):
     """The id is in use."""
 

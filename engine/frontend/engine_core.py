@@ -8,10 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from engine.contract.errors import UnknownTokenError
 from engine.contract.executor import StepRunner, StepThreads
 from engine.contract.messages import CacheChanges, CacheReset, GenerateRequest, LoadReport
 from engine.contract.stats import GAUGES, EngineStats, StepCounters
 from engine.contract.step import PendingStep, SchedulerOutput
+from engine.contract.token_ids import TokenIds
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_result import StepResult
 from kv_transfer.connector import ConnectorOrders, PeerWorkerConnector
@@ -34,6 +36,7 @@ class EngineCore:
     another thread; the owner of the loop waits on it when there is nothing to do.
 
     ``on_close`` is called last in ``close``, when nothing touches the KV cache any more. ``clock`` measures steps.
+    ``vocab_size`` bounds the token ids of requests, of which the model could not embed others; None: any will do.
     """
 
     def __init__(
@@ -46,7 +49,9 @@ class EngineCore:
         runs_ahead: bool = False,
         on_close: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        vocab_size: int | None = None,
     ) -> None:
+        self._vocab_size = vocab_size
         self.scheduler = scheduler
         self.runner = runner
         self.connector = connector
@@ -72,6 +77,8 @@ class EngineCore:
             RequestRefusedError: It can never be served here; nothing was kept.
         """
         self.num_load_changes += 1
+        if self._vocab_size is not None:
+            _check_tokens(request, self._vocab_size)
         self.scheduler.add_request(request, waited_s=waited_s)
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -254,3 +261,15 @@ class EngineCore:
             self._threads.close()
         if self._on_close is not None:
             self._on_close()
+
+
+def _check_tokens(request: GenerateRequest, vocab_size: int) -> None:
+    """Refuse what would end the step, and with it the engine: embeddings are read at a token's place.
+
+    Raises:
+        UnknownTokenError: The model has no such token.
+    """
+    for ids in (request.prompt_token_ids, TokenIds.of(request.output_token_ids)):
+        unknown = ids.array[(ids.array < 0) | (ids.array >= vocab_size)]
+        if unknown.size:
+            raise UnknownTokenError(token_id=int(unknown[0]), vocab_size=vocab_size)

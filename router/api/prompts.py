@@ -75,7 +75,7 @@ async def chat_prompt(service: RouterService, body: ChatBody, limit: OutputLimit
     text = await render_chat(service, body)
     _check_text_length(service, text, body, param="messages")
     ids = await encode(service, text, add_special_tokens=bool(body.add_special_tokens))
-    return Prompt(token_ids=_checked(_truncated(service, ids, body, limit), param="messages"), text=text)
+    return Prompt(token_ids=_checked(service, _truncated(service, ids, body, limit), param="messages"), text=text)
 
 
 async def predicted_answer(service: RouterService, body: ChatBody) -> TokenIds | None:
@@ -155,11 +155,9 @@ async def completion_prompts(service: RouterService, body: CompletionBody, limit
         rows = await encode_all(service, texts, add_special_tokens=body.add_special_tokens is not False)
     else:
         rows = cast("list[list[int]]", items)
-        for ids in rows:
-            check_vocabulary(ids, service.vocab_size(), param="prompt")
     prompts: list[Prompt] = []
     for item, ids in zip(items, rows, strict=True):
-        kept = _checked(_truncated(service, ids, body, limit), param="prompt")
+        kept = _checked(service, _truncated(service, ids, body, limit), param="prompt")
         prompts.append(Prompt(token_ids=kept, text=item if isinstance(item, str) and len(kept) == len(ids) else None))
     return prompts
 
@@ -238,11 +236,16 @@ def _truncated(service: RouterService, ids: Sequence[int], body: GenerateBody, l
     return ids[:num_kept] if body.truncation_side == "right" else ids[-num_kept:]
 
 
-def _checked(ids: Sequence[int], *, param: str) -> TokenIds:
-    """The prompt, packed as it goes from here to the engines' rows."""
+def _checked(service: RouterService, ids: Sequence[int], *, param: str) -> TokenIds:
+    """The prompt, packed as it goes from here to the engines' rows.
+
+    A text may hold tokens that the model has not: added ones behind its embeddings, as of a variant with pictures.
+    """
     if not ids:
         raise InvalidRequestError("the prompt has no tokens", code="empty_prompt", param=param)
-    return TokenIds.of(ids)
+    packed = TokenIds.of(ids)
+    check_vocabulary(packed, service.vocab_size(), param=param, tokenizer=service.tokenizer)
+    return packed
 
 
 def _check_text_length(service: RouterService, text: str, body: GenerateBody, *, param: str) -> None:
@@ -257,17 +260,20 @@ def _check_text_length(service: RouterService, text: str, body: GenerateBody, *,
         )
 
 
-def check_vocabulary(ids: Sequence[int], vocab_size: int, *, param: str) -> None:
-    """Refuse token ids that the model does not have.
+def check_vocabulary(ids: Sequence[int], vocab_size: int, *, param: str, tokenizer: Tokenizer | None = None) -> None:
+    """Refuse token ids that the model does not have. A ``tokenizer`` says how the text has such a one.
 
     Raises:
         InvalidRequestError: There are some; it names the largest.
     """
-    largest = max(ids, default=-1)
+    if not ids:
+        return
+    largest = int(ids.array.max()) if isinstance(ids, TokenIds) else max(ids)
     if largest >= vocab_size:
+        spelling = tokenizer.token_strings([largest])[0] if tokenizer is not None else None
         raise InvalidRequestError(
-            f"the parameter '{param}' is invalid: token id {largest} is not in the model's vocabulary of "
-            f"{vocab_size} tokens",
+            f"the parameter '{param}' is invalid: token id {largest}{f' ({spelling})' if spelling else ''} is not in "
+            f"the model's vocabulary of {vocab_size} tokens",
             code="invalid_parameter",
             param=param,
         )

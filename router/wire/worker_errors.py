@@ -21,7 +21,15 @@ QUEUE_FULL = "queue_full"
 
 _ELSEWHERE_CODES = frozenset({QUEUE_FULL, "duplicate_request", DRAINING, ENGINE_DEAD})
 _CALLER_CODES = frozenset(
-    {"prompt_too_long", "empty_prompt", "invalid_max_tokens", GRAMMAR_REFUSED, GRAMMAR_FAILED, TOO_MANY_BEAMS}
+    {
+        "prompt_too_long",
+        "empty_prompt",
+        "invalid_max_tokens",
+        "unknown_token",
+        GRAMMAR_REFUSED,
+        GRAMMAR_FAILED,
+        TOO_MANY_BEAMS,
+    }
 )
 
 

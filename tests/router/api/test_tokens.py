@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from router.text.tokenizer import Tokenizer
 from tests.support.router.router_rig import router_rig
-from tests.support.router.router_tokenizer import BOS, EOS
+from tests.support.router.router_tokenizer import BOS, EOS, byte_level_tokenizer, write_model_dir
+
+PICTURE = "<|picture|>"
 
 
 async def test_text_goes_to_tokens_and_back(model_dir: Path) -> None:
@@ -65,3 +68,27 @@ async def test_ids_beyond_the_vocabulary_are_refused(model_dir: Path) -> None:
 async def test_load_counts_what_is_in_progress(model_dir: Path) -> None:
     async with router_rig(model_dir) as rig:
         assert (await rig.client.get("/load")).json() == {"server_load": 0, "num_waiting": 0}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": f"see {PICTURE} there"}, "prompt"),
+        ("/v1/completions", {"prompt": ["fine", PICTURE]}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": PICTURE}]}, "messages"),
+    ],
+)
+async def test_tokens_of_a_text_that_the_model_has_not_are_refused(
+    tmp_path: Path, path: str, body: dict[str, Any], param: str
+) -> None:
+    """Tokenizers have added tokens behind the embeddings, as of a variant of the model that sees pictures."""
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_tokens([f"<unused{number}>" for number in range(500 - tokenizer.get_vocab_size())])
+    tokenizer.add_special_tokens([PICTURE])
+    async with router_rig(write_model_dir(tmp_path, tokenizer=tokenizer)) as rig:
+        response = await rig.client.post(path, json={**body, "max_tokens": 2})
+
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["param"]) == (400, "invalid_parameter", param)
+        assert f"token id 500 ({PICTURE}) is not in the model's vocabulary of 400 tokens" in error["message"]
+        assert not rig.prefill[0].seen
