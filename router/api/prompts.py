@@ -220,7 +220,8 @@ def _template_arguments(template: ChatTemplate, body: ChatFields) -> dict[str, A
 
 def _plain(message: Message, template: ChatTemplate, read: set[str]) -> dict[str, Any]:
     """A message as templates expect it: ``developer``, OpenAI's newer name, is ``system`` to one that never says it."""
-    plain = message.fields(read, joins_reasoning=bool(message.tool_calls) and template.takes_one_text_beside_calls)
+    joins_reasoning = bool(message.tool_calls) and template.takes_one_text_beside_calls
+    plain = message.fields(read, joins_reasoning=joins_reasoning, as_parts=template.reads_parts)
     if message.role == "developer" and not template.names("developer"):
         plain["role"] = "system"
     return plain

@@ -32,6 +32,8 @@ _RESERVED = frozenset(
 REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 """What templates call the thinking of an earlier turn; ``thinking`` is gpt-oss's word."""
 
+_PROBE = "probe of a text"
+
 _SPACES = "   "
 """More than a template adds by itself: one that leaves them keeps what a content ends with."""
 
@@ -131,6 +133,19 @@ class ChatTemplate:
         return word in self._words
 
     @functools.cached_property
+    def reads_parts(self) -> bool:
+        """Whether a content must be a list of parts: some templates loop over it, and find no text in a string, as
+        Llama Guard's. Those that take either get a string.
+        """
+        return not self._shows(_PROBE) and self._shows([{"type": "text", "text": _PROBE}])
+
+    def _shows(self, content: object) -> bool:
+        try:
+            return _PROBE in self.render([{"role": "user", "content": content}])
+        except ChatTemplateError:
+            return False
+
+    @functools.cached_property
     def takes_one_text_beside_calls(self) -> bool:
         """Whether a turn that calls tools may have thinking or a content and not both, as with gpt-oss's template."""
         if "thinking" not in self.source or "raise_exception" not in self.source:
@@ -206,11 +221,13 @@ class ChatTemplate:
             ChatTemplateError: The template refuses the conversation, or leaves the final message out.
         """
         final = messages[-1]
-        content = str(final["content"])
+        *before, last = final["content"] if isinstance(final["content"], list) else [final["content"]]
+        content = str(last["text"] if isinstance(last, dict) else last)
         mark = str(secrets.randbits(128))
 
         def rendered(content: str) -> str:
-            marked = [*messages[:-1], {**final, "content": content}]
+            marked_content = [*before, {**last, "text": content}] if isinstance(last, dict) else content
+            marked = [*messages[:-1], {**final, "content": marked_content}]
             return self.render(marked, add_generation_prompt=False, tools=tools, arguments=arguments, budget=budget)
 
         text = rendered(content + mark + _SPACES)

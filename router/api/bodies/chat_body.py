@@ -103,16 +103,21 @@ class Message(StrictBody):
         """The content, the texts of its parts as lines."""
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
-    def fields(self, read: set[str], *, joins_reasoning: bool = False) -> ReadFields:
+    def fields(self, read: set[str], *, joins_reasoning: bool = False, as_parts: bool = False) -> ReadFields:
         """The message as a chat template gets it; what the template reads is noted in ``read``.
 
-        With ``joins_reasoning`` thinking beside calls stands before the content, as one text with it.
+        With ``joins_reasoning`` thinking beside calls stands before the content, as one text with it. With ``as_parts``
+        the content is a list of parts, else their texts as lines.
         """
         thinking, content = self.reasoning or self.reasoning_content, self.text
         if joins_reasoning and self.tool_calls and thinking and content:
             thinking, content = None, f"{thinking}\n{content}"
             read.update(_REASONING)
         plain: dict[str, Any] = {"role": self.role, "content": content}
+        if as_parts:
+            has_parts = not isinstance(self.content, str) and content == self.text
+            texts = [part.text for part in self.content if isinstance(part, TextPart)] if has_parts else [content]
+            plain["content"] = [{"type": "text", "text": text} for text in texts]
         if self.name is not None:
             plain["name"] = self.name
         if self.tool_calls:

@@ -45,3 +45,47 @@ async def test_value_that_the_template_repeats_without_end_is_refused(tmp_path: 
         assert (answer.status_code, error["code"]) == (400, "chat_template")
         assert "more than 8388608 characters" in error["message"]
         assert (await rig.chat(max_tokens=2)).status_code == 200
+
+
+LOOPS = (
+    "{% for m in messages %}[{{ m.role }}]{% for c in m['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{{ c['text'] }};{% endfor %}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+ASKS = (
+    "{% for m in messages %}[{{ m.role }}]{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }};{% endif %}"
+    "{% endfor %}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+INDEXES = "{% for m in messages %}[{{ m.role }}]{{ m['content'][0]['text'] }};{% endfor %}[assistant]"
+EITHER = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }};{% else %}parts{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+PARTS = [{"type": "text", "text": "is this"}, {"type": "text", "text": "safe?"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "of_parts"),
+    [(LOOPS, "is this;safe?;"), (ASKS, "is this;safe?;"), (INDEXES, "is this;"), (EITHER, "is this\nsafe?;")],
+)
+async def test_a_content_comes_in_the_form_that_the_template_reads(
+    tmp_path: Path, template: str, of_parts: str
+) -> None:
+    """A template that loops over parts, as Llama Guard's, finds no text in a string, and raises nothing."""
+    directory = write_model_dir(tmp_path / "model", config={"chat_template": template})
+    async with router_rig(directory) as rig:
+        seen = [
+            rig.service.tokenizer.decode(
+                (
+                    await rig.client.post(
+                        "/tokenize", json={"messages": [{"role": "user", "content": content}], **more}
+                    )
+                ).json()["tokens"]
+            )
+            for content, more in (
+                ("hello", {}),
+                (PARTS, {}),
+                ("hello", {"continue_final_message": True, "add_generation_prompt": False}),
+            )
+        ]
+
+    assert seen == ["[user]hello;[assistant]", f"[user]{of_parts}[assistant]", "[user]hello"]
