@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
 from llguidance import LLMatcher
 
 from engine.contract.grammar import MAX_GRAMMAR_BYTES, ReadingThreads
 from router.errors import InvalidRequestError
+from router.grammar.gbnf import GbnfError
 from router.grammar.grammar_text import GrammarText, json_schema_grammar
 from router.grammar.schema_parts import DEFINITIONS, parts_of
+
+T = TypeVar("T")
 
 MAX_NUM_THREADS: Final = 2
 MAX_NUM_KNOWN: Final = 512
@@ -55,13 +58,14 @@ class GrammarChecker:
             InvalidRequestError: It is too large or too costly, or says what nobody can follow; the message names the
                 place in the schema where it was made from one.
         """
-        text = _text_of(grammar, param)
+        if grammar.takes_long:
+            text = await self._in_thread(_text_of, grammar, param)
+        else:
+            text = _text_of(grammar, param)
         if text in self._known:
             self._known.move_to_end(text)
             return text
-        if self._threads is None:
-            self._threads = ReadingThreads(MAX_NUM_THREADS, thread_name_prefix="baton-grammar-check")
-        problem = await asyncio.get_running_loop().run_in_executor(self._threads, find_problem, grammar, text)
+        problem = await self._in_thread(find_problem, grammar, text)
         if problem is not None:
             raise _refusal(problem[1], f"{param}{problem[0]}", param)
         self._known[text] = None
@@ -74,6 +78,11 @@ class GrammarChecker:
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
+
+    async def _in_thread(self, job: Callable[..., T], *arguments: object) -> T:
+        if self._threads is None:
+            self._threads = ReadingThreads(MAX_NUM_THREADS, thread_name_prefix="baton-grammar-check")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, job, *arguments)
 
 
 def find_problem(grammar: GrammarText, text: str) -> tuple[str, str] | None:
@@ -102,6 +111,8 @@ def _text_of(grammar: GrammarText, param: str) -> str:
     try:
         text = grammar.text
         num_bytes = len(text.encode())
+    except GbnfError as error:
+        raise _refusal(str(error), param, param) from error
     except (ValueError, RecursionError) as error:
         raise _refusal("it is no text that can be encoded, or is nested too deeply", param, param) from error
     if num_bytes > MAX_GRAMMAR_BYTES:

@@ -1,4 +1,4 @@
-"""Grammars as text: from a schema, a regex, choices or Lark to the form that llguidance reads."""
+"""Grammars as text: from a schema, a regex, choices, Lark or GBNF to the form that llguidance reads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import llguidance
 
+from engine.contract.grammar import MAX_GRAMMAR_BYTES
+from router.grammar.gbnf import GbnfError, MaybeGbnf
 from router.grammar.schema_parts import without_notes
 
 WHITESPACE: Final = r" ?|\n[ \t]{0,64}"
@@ -18,13 +20,15 @@ bounded, so that a model that writes one space after the other comes to an end."
 _JSON_OPTIONS: Final = {"whitespace_pattern": WHITESPACE, "lenient": False}
 _OPTIONS_KEY: Final = "x-guidance"
 _ASCII_CLASSES: Final = "dws"
+_GBNF: Final = "gbnf"
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarText:
     """A grammar, not checked yet: ``parts[0]`` is what the text matches, and refers to the others by their names.
 
-    Each part is an object of llguidance: ``{"lark_grammar": text}`` or ``{"json_schema": schema}``.
+    Each part is an object of llguidance: ``{"lark_grammar": text}`` or ``{"json_schema": schema}``; or becomes one:
+    ``{"gbnf": MaybeGbnf}``.
     ``schema`` is the JSON schema that it was made from, where it was: so that a refusal can name a place in it.
     ``pattern`` is the regex, where it was made from one: a refusal tells of that, and of nothing around it.
     """
@@ -34,9 +38,22 @@ class GrammarText:
     pattern: str | None = None
 
     @property
+    def takes_long(self) -> bool:
+        """Whether making the text is nothing for an event loop."""
+        return any(_GBNF in part for part in self.parts)
+
+    @property
     def text(self) -> str:
-        """The grammar as ``SamplingParams.grammar`` takes it."""
-        return json.dumps({"grammars": self.parts}, ensure_ascii=False, separators=(",", ":"))
+        """The grammar as ``SamplingParams.grammar`` takes it.
+
+        Raises:
+            GbnfError: A part reads as GBNF, and is none, or there is too much of them.
+        """
+        num_characters = sum(len(gbnf.text) for part in self.parts if isinstance(gbnf := part.get(_GBNF), MaybeGbnf))
+        if num_characters > MAX_GRAMMAR_BYTES:
+            raise GbnfError(f"it has {num_characters} characters of GBNF, the limit is {MAX_GRAMMAR_BYTES}")
+        parts = [_of_llguidance(part) for part in self.parts]
+        return json.dumps({"grammars": parts}, ensure_ascii=False, separators=(",", ":"))
 
 
 def json_schema_grammar(schema: Mapping[str, Any] | bool) -> GrammarText:
@@ -71,6 +88,17 @@ def choice_grammar(choices: Sequence[str]) -> GrammarText:
 def lark_grammar(text: str) -> GrammarText:
     """What a grammar in llguidance's dialect of Lark says, beginning with its rule ``start``."""
     return GrammarText(({"lark_grammar": text},))
+
+
+def grammar_part(text: str, *, place: str = "it") -> dict[str, object]:
+    """A part of a :class:`GrammarText` from Lark or GBNF; a refusal calls it ``place``."""
+    return {_GBNF: MaybeGbnf(text, place)} if "::=" in text else {"lark_grammar": text}
+
+
+def _of_llguidance(part: Mapping[str, object]) -> dict[str, object]:
+    told = dict(part)
+    gbnf = told.pop(_GBNF, None)
+    return {"lark_grammar": gbnf.as_lark(), **told} if isinstance(gbnf, MaybeGbnf) else told
 
 
 def _json_part(schema: Mapping[str, Any]) -> dict[str, object]:

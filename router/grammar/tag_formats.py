@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from llguidance.gbnf_to_lark import any_to_lark
-
-from router.grammar.grammar_text import GrammarText, json_schema_grammar, regex_text
+from engine.contract.grammar import MAX_GRAMMAR_BYTES
+from router.grammar.grammar_text import GrammarText, grammar_part, json_schema_grammar, regex_text
 from router.grammar.lark import TEXT_RULE, literal
 
 MAX_NUM_PARTS: Final = 256
@@ -120,13 +119,10 @@ class TagFormats:
 
     def _grammar(self, item: Mapping[str, Any], place: Place, ends: Ends) -> str:
         _know(item, place, "grammar")
-        text = text_field(item, "grammar", place, may_be_empty=False)
-        if "::=" in text:
-            try:
-                text = any_to_lark(text)
-            except Exception as error:  # the converter raises whatever its parser does
-                raise StructuralTagError(f"{place.of('grammar')} reads as EBNF, but is none: {error}") from error
-        return _followed(self._part({"lark_grammar": text}), ends)
+        text, inside = text_field(item, "grammar", place, may_be_empty=False), place.of("grammar")
+        if len(text) > MAX_GRAMMAR_BYTES:
+            raise StructuralTagError(f"{inside} has {len(text)} characters, the limit is {MAX_GRAMMAR_BYTES}")
+        return _followed(self._part(grammar_part(text, place=inside)), ends)
 
     def _regex(self, item: Mapping[str, Any], place: Place, ends: Ends) -> str:
         _know(item, place, "pattern")

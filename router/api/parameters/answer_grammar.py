@@ -6,17 +6,15 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from llguidance.gbnf_to_lark import any_to_lark
-
 from router.api.bodies.answer_shape import ResponseFormat, StructuredOutputs
 from router.api.bodies.generate_body import GenerateBody
 from router.errors import InvalidRequestError
 from router.grammar.grammar_text import (
     GrammarText,
     choice_grammar,
+    grammar_part,
     json_object_grammar,
     json_schema_grammar,
-    lark_grammar,
     regex_grammar,
 )
 from router.grammar.structural_tag import structural_tag_grammar
@@ -99,7 +97,7 @@ def _outputs(asked: StructuredOutputs) -> _Asked:
     if choice is not None:
         return [("choice", lambda: choice_grammar(choice))]
     if lark is not None:
-        return [("grammar", lambda: _lark("structured_outputs.grammar", lark))]
+        return [("grammar", lambda: GrammarText((grammar_part(lark),)))]
     name = "structured_outputs.structural_tag"
     return [("structural_tag", lambda: structural_tag_grammar(_object(name, tag)))]
 
@@ -114,7 +112,7 @@ def _by_older_names(body: GenerateBody) -> _Asked:
     if choice is not None:
         asked.append(("guided_choice", lambda: choice_grammar(choice)))
     if lark is not None:
-        asked.append(("guided_grammar", lambda: _lark("guided_grammar", lark)))
+        asked.append(("guided_grammar", lambda: GrammarText((grammar_part(lark),))))
     return asked
 
 
@@ -134,16 +132,6 @@ def _object(name: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise _refusal(name, f"the parameter '{name}' is invalid: it must be an object, got {type(value).__name__}")
     return value
-
-
-def _lark(name: str, text: str) -> GrammarText:
-    """Lark text, or what llama.cpp's GBNF and vLLM's EBNF say, as Lark."""
-    if "::=" not in text:
-        return lark_grammar(text)
-    try:
-        return lark_grammar(any_to_lark(text))
-    except Exception as error:  # the converter raises whatever its parser does
-        raise _refusal(name, f"the parameter '{name}' is invalid: it reads as GBNF, but is none: {error}") from error
 
 
 def _refusal(name: str, message: str) -> InvalidRequestError:

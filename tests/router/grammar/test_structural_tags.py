@@ -111,7 +111,6 @@ def nested(depth: int) -> dict[str, Any]:
         ({"format": {**A, "end": ["", "x"]}}, "format.end must be a text or texts"),
         ({"format": {**TAGS, "tags": [INTEGER]}}, "format.tags.0 must be a tag"),
         ({"format": {"type": "repeat", "min": 3, "max": 2, "content": A}}, "format: min and max must be"),
-        ({"format": {"type": "grammar", "grammar": "root ::= ("}}, "format.grammar reads as EBNF"),
         ({"format": nested(40)}, "nested more than 32 deep"),
     ],
 )
