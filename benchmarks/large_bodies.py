@@ -20,7 +20,8 @@ from benchmarks.report import Row, add_json_option, publish
 from router.api.bodies.chat_body import ChatBody
 from router.api.bodies.completion_body import CompletionBody
 from router.api.http.json_size import exact_size
-from router.api.http.request_body import read_body, weight
+from router.api.http.request_body import read_body
+from router.api.http.value_bound import weight
 from router.body_room import BodyRoom
 from router.errors import RouterError
 from router.settings import RouterSettings

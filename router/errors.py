@@ -100,13 +100,15 @@ class BodyTooLargeError(RouterError):
 
 
 class TooManyValuesError(RouterError):
-    """The body is JSON of so many values that validating it would hold up all other requests."""
+    """The body, or what it leads to, is JSON of so many values that validating it would hold up all other requests."""
 
     code = "too_many_values"
 
-    def __init__(self, *, num_values: int, num_objects: int, max_body_values: int) -> None:
+    def __init__(
+        self, *, num_values: int, num_objects: int, max_body_values: int, subject: str = "the body has"
+    ) -> None:
         super().__init__(
-            f"the body has {num_values} JSON values, {num_objects} of them objects; the limit is {max_body_values}, "
+            f"{subject} {num_values} JSON values, {num_objects} of them objects; the limit is {max_body_values}, "
             "where an object counts as 25"
         )
 

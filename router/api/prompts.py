@@ -11,6 +11,7 @@ from engine.contract.token_ids import TokenIds
 from router.api.bodies.chat_body import ChatBody, Message
 from router.api.bodies.completion_body import CompletionBody
 from router.api.bodies.generate_body import GenerateBody
+from router.api.http.value_bound import check_num_values
 from router.api.output_limit import OutputLimit
 from router.errors import ContextLengthError, InvalidRequestError
 from router.service import RouterService
@@ -114,6 +115,7 @@ async def render_chat(service: RouterService, body: ChatFields) -> str:
 
     Raises:
         InvalidRequestError: There is no template, or it refuses the conversation.
+        TooManyValuesError: Parsing the arguments of calls would hold up everybody else.
         QueueFullError: Too many long conversations are being rendered.
     """
     assert body.messages
@@ -127,6 +129,7 @@ async def render_chat(service: RouterService, body: ChatFields) -> str:
     templates = service.chat_renderer.templates
     if templates is None:
         raise NoChatTemplateError
+    await _check_arguments(service, body.messages)
     tools = body.template_tools()
     template = templates.for_tools(tools)
     return await service.chat_renderer.render(
@@ -201,6 +204,16 @@ async def encode_all(service: RouterService, texts: Sequence[str], *, add_specia
     if sum(map(len, texts)) <= _LONG_TEXT_CHARACTERS:
         return service.tokenizer.encode_all(texts, add_special_tokens=add_special_tokens)
     return await asyncio.to_thread(service.tokenizer.encode_all, texts, add_special_tokens=add_special_tokens)
+
+
+async def _check_arguments(service: RouterService, messages: Sequence[Message]) -> None:
+    """To a body the arguments of a call are one value, a text, whatever that has."""
+    calls = [call for message in messages for call in message.tool_calls or ()]
+    await check_num_values(
+        [call.function.arguments.encode(errors="replace") for call in calls],
+        max_body_values=service.settings.max_body_values,
+        subject="the arguments of the calls in the conversation have",
+    )
 
 
 def _template_arguments(template: ChatTemplate, body: ChatFields) -> dict[str, Any]:

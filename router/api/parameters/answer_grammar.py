@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from engine.contract.grammar import MAX_GRAMMAR_BYTES
 from router.api.bodies.answer_shape import ResponseFormat, StructuredOutputs
 from router.api.bodies.generate_body import GenerateBody
 from router.errors import InvalidRequestError
@@ -125,6 +126,9 @@ def _schema(name: str, schema: Mapping[str, Any] | bool | str) -> GrammarText:
 def _object(name: str, value: object) -> Mapping[str, Any]:
     """An object, or the one in a text of JSON."""
     if isinstance(value, str):
+        if len(value) > MAX_GRAMMAR_BYTES:
+            limit = f"it is a text of {len(value)} characters, the limit is {MAX_GRAMMAR_BYTES}"
+            raise _refusal(name, f"the parameter '{name}' is invalid: {limit}")
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.contract.grammar import GRAMMAR_REFUSED
+from engine.contract.grammar import GRAMMAR_REFUSED, MAX_GRAMMAR_BYTES
 from router.grammar.grammar_text import (
     GrammarText,
     choice_grammar,
@@ -96,6 +96,9 @@ async def test_f1_what_a_worker_says_of_a_grammar_names_its_parameter(rig: Route
     assert (counters.num_invalid, counters.num_failed) == (3, 0), "it is their callers who were wrong"
 
 
+LONG_TEXT = "{" + " " * MAX_GRAMMAR_BYTES
+"""No JSON: a refusal that says so has parsed it."""
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "json_schema"}}, "response_format", "belong together"),
     ({"response_format": {"type": "json_object", "json_schema": NAMED}}, "response_format", "belong together"),
@@ -110,6 +113,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"choice": []}}, "structured_outputs", "at least 1"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "no JSON"),
     ({"structured_outputs": {"json": "[1]"}}, "structured_outputs.json", "object"),
+    ({"structured_outputs": {"json": LONG_TEXT}}, "structured_outputs.json", "the limit is 262144"),
+    ({"structured_outputs": {"structural_tag": LONG_TEXT}}, "structured_outputs.structural_tag", "the limit is 262144"),
+    ({"guided_json": LONG_TEXT}, "guided_json", "text of 262145 characters"),
     ({"structured_outputs": {"no_such": 1}}, "structured_outputs", "no such field"),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed"),
     ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "several times"),

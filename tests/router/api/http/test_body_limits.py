@@ -83,6 +83,38 @@ async def test_text_full_of_commas_and_braces_is_one_value(rig: RouterRig) -> No
     assert response.status_code == 200, response.text
 
 
+def called(*arguments: str) -> dict[str, Any]:
+    """A conversation in which calls were made with these arguments."""
+    calls = [
+        {"id": f"c{at}", "type": "function", "function": {"name": "f", "arguments": text}}
+        for at, text in enumerate(arguments)
+    ]
+    asked = {"role": "user", "content": "hi"}
+    return {"messages": [asked, {"role": "assistant", "content": None, "tool_calls": calls}, asked], "max_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    "arguments", [[json.dumps([5] * 1001)], [json.dumps({"a": [5] * 400})] * 3, ['{"a": [' + "{}," * 50]]
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_too_many_values_in_the_arguments_of_calls_are_refused(
+    rig: RouterRig, arguments: list[str], path: str
+) -> None:
+    body = called(*arguments)
+    response = await rig.client.post(path, json=body if path != "/tokenize" else {"messages": body["messages"]})
+
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (413, "too_many_values")
+    assert error["message"].startswith("the arguments of the calls in the conversation have ")
+
+
+async def test_a_file_in_the_arguments_of_a_call_is_one_value(rig: RouterRig) -> None:
+    body = called(json.dumps({"file": 'x = [{"a", 1}, \\"b"]\n' * 1000}))
+    response = await rig.client.post("/tokenize", json={"messages": body["messages"]})
+
+    assert response.status_code == 200, response.text
+
+
 @pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded", "application/jsonx"])
 async def test_body_that_a_web_page_could_send_unasked_is_refused(rig: RouterRig, content_type: str | None) -> None:
     headers = {} if content_type is None else {"Content-Type": content_type}
