@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -41,11 +42,14 @@ UNKNOWN_FORMAT: Final = "Unknown format:"
 
 
 class GrammarChecker:
-    """Says what is wrong with a grammar. Used from one event loop; what was found right is remembered for a while."""
+    """Says what is wrong with a grammar. Used from one event loop.
+
+    What was found right is remembered for a while, by its digest.
+    """
 
     def __init__(self) -> None:
         self._threads: ReadingThreads | None = None
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self._known: OrderedDict[bytes, None] = OrderedDict()
 
     async def check(self, grammar: GrammarText, *, param: str) -> str:
         """The text of a grammar that a worker can compile.
@@ -62,13 +66,14 @@ class GrammarChecker:
             text = await self._in_thread(_text_of, grammar, param)
         else:
             text = _text_of(grammar, param)
-        if text in self._known:
-            self._known.move_to_end(text)
+        digest = hashlib.sha256(text.encode()).digest()
+        if digest in self._known:
+            self._known.move_to_end(digest)
             return text
         problem = await self._in_thread(find_problem, grammar, text)
         if problem is not None:
             raise _refusal(problem[1], f"{param}{problem[0]}", param)
-        self._known[text] = None
+        self._known[digest] = None
         while len(self._known) > MAX_NUM_KNOWN:
             self._known.popitem(last=False)
         return text

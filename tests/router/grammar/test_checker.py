@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import tracemalloc
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -198,4 +200,21 @@ async def test_f1_a_grammar_is_checked_off_the_event_loop() -> None:
 
     assert await checking == json_schema_grammar(of(names)).text
     assert turns > 10
+    checker.close()
+
+
+@pytest.mark.behaviour("F1")
+async def test_f1_what_was_found_right_is_remembered_without_its_text() -> None:
+    """Hundreds of grammars of 256 KiB would else be kept."""
+    checker = GrammarChecker()
+    grammars = [json_schema_grammar({"const": f"{number}" * 200_000}) for number in range(4)]
+    tracemalloc.start()
+
+    for grammar in grammars:
+        await checker.check(grammar, param="x")
+
+    gc.collect()
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_bytes < 200_000
     checker.close()
