@@ -1,4 +1,4 @@
-"""Grammars checked before a worker sees them, in threads of their own, within bounds."""
+"""Grammars checked before a worker sees them, beside the event loop, within bounds of size, depth and time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from llguidance import LLMatcher
-
-from engine.contract.grammar import MAX_GRAMMAR_BYTES, ReadingThreads
+from engine.contract.grammar import MAX_GRAMMAR_BYTES
 from router.errors import InvalidRequestError
 from router.grammar.gbnf import GbnfError
 from router.grammar.grammar_text import GrammarText, json_schema_grammar
+from router.grammar.readers import READERS, TOO_LONG, GrammarReaders
 from router.grammar.schema_parts import DEFINITIONS, parts_of
 
 T = TypeVar("T")
@@ -47,8 +47,9 @@ class GrammarChecker:
     What was found right is remembered for a while, by its digest.
     """
 
-    def __init__(self) -> None:
-        self._threads: ReadingThreads | None = None
+    def __init__(self, readers: GrammarReaders = READERS) -> None:
+        self._readers = readers
+        self._threads: ThreadPoolExecutor | None = None
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
     async def check(self, grammar: GrammarText, *, param: str) -> str:
@@ -70,7 +71,7 @@ class GrammarChecker:
         if digest in self._known:
             self._known.move_to_end(digest)
             return text
-        problem = await self._in_thread(find_problem, grammar, text)
+        problem = await self._in_thread(find_problem, grammar, text, self._readers)
         if problem is not None:
             raise _refusal(problem[1], f"{param}{problem[0]}", param)
         self._known[digest] = None
@@ -86,19 +87,19 @@ class GrammarChecker:
 
     async def _in_thread(self, job: Callable[..., T], *arguments: object) -> T:
         if self._threads is None:
-            self._threads = ReadingThreads(MAX_NUM_THREADS, thread_name_prefix="baton-grammar-check")
+            self._threads = ThreadPoolExecutor(MAX_NUM_THREADS, thread_name_prefix="baton-grammar-check")
         return await asyncio.get_running_loop().run_in_executor(self._threads, job, *arguments)
 
 
-def find_problem(grammar: GrammarText, text: str) -> tuple[str, str] | None:
+def find_problem(grammar: GrammarText, text: str, readers: GrammarReaders = READERS) -> tuple[str, str] | None:
     """Where and what is wrong with a grammar, the place as ``.properties.a``; None where nothing is."""
-    problem = _problem_of(text)
+    problem = _problem_of(text, readers)
     if not problem:
         return None
     if grammar.pattern is not None:
         return "", _regex_problem(grammar.pattern, problem)
     if isinstance(grammar.schema, Mapping):
-        return _place_of(problem, grammar.schema), problem
+        return _place_of(problem, grammar.schema, readers), problem
     return "", problem
 
 
@@ -132,8 +133,8 @@ def _refusal(problem: str, place: str, param: str) -> InvalidRequestError:
     return InvalidRequestError(f"the parameter '{place}' is invalid: {told}", code="invalid_parameter", param=param)
 
 
-def _problem_of(text: str) -> str:
-    problem = str(LLMatcher.validate_grammar(text)).strip()
+def _problem_of(text: str, readers: GrammarReaders) -> str:
+    problem = readers.problem_of(text)
     return f"{problem}; {remedy}" if (remedy := _remedy_for(problem)) else problem
 
 
@@ -148,8 +149,13 @@ def _remedy_for(problem: str) -> str:
     return ""
 
 
-def _place_of(problem: str, root: Mapping[str, Any]) -> str:
-    """The innermost sub-schema that has the very same problem on its own, beside the definitions of the whole."""
+def _place_of(problem: str, root: Mapping[str, Any], readers: GrammarReaders) -> str:
+    """The innermost sub-schema that has the very same problem on its own, beside the definitions of the whole.
+
+    What takes too long is not looked for: each try would take as long.
+    """
+    if problem.startswith(TOO_LONG):
+        return ""
     shared = {name: root[name] for name in DEFINITIONS if isinstance(root.get(name), Mapping)}
     place, schema, num_tries, num_bytes = "", root, 0, 0
     while True:
@@ -158,7 +164,7 @@ def _place_of(problem: str, root: Mapping[str, Any]) -> str:
             num_tries, num_bytes = num_tries + 1, num_bytes + len(text)
             if num_tries > MAX_PLACE_TRIES or num_bytes > MAX_PLACE_BYTES:
                 return place
-            if _problem_of(text) == problem:
+            if _problem_of(text, readers) == problem:
                 place, schema = f"{place}.{name}", part
                 break
         else:

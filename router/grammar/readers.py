@@ -1,0 +1,123 @@
+"""The processes that read grammars for this one: at most two, begun when they are needed, and anew when one ended."""
+
+from __future__ import annotations
+
+import atexit
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO, Final
+
+from engine.contract.grammar import READING_STACK_BYTES
+from router.grammar.grammar_reader import LENGTH
+
+PROGRAM: Final = Path(__file__).with_name("grammar_reader.py")
+MAX_NUM_PROCESSES: Final = 2
+
+CPU_S: Final = 5
+"""So long a grammar may keep a processor busy: the worst ones of 256 KiB that anybody could mean take a quarter of a
+second."""
+
+WAIT_S: Final = 60.0
+"""So long one that gets no processor is waited for."""
+
+TOO_LONG: Final = "it takes longer to read than"
+REMEDY: Final = (
+    "ask for a simpler one: fewer patterns that must hold at once (`&`, `allOf`), and smaller counts of repetitions"
+)
+DEADLY: Final = "it ended the process that reads grammars (signal {number})"
+
+
+class GrammarReaders:
+    """Asks the processes. From any thread, which waits for its answer."""
+
+    def __init__(self, *, cpu_s: int = CPU_S, max_num: int = MAX_NUM_PROCESSES) -> None:
+        self._cpu_s = cpu_s
+        self._turn = threading.Semaphore(max_num)
+        self._lock = threading.Lock()
+        self._idle: list[subprocess.Popen[bytes]] = []
+
+    def problem_of(self, text: str) -> str:
+        """What is wrong with a grammar; empty where nothing is."""
+        with self._turn:
+            with self._lock:
+                process = self._idle.pop() if self._idle else None
+            if process is None or process.poll() is not None:
+                process = self._begin()
+            try:
+                answer = _ask(process, text)
+            except BaseException:
+                _end(process)
+                raise
+            if answer is None:
+                return self._why(process)
+            with self._lock:
+                self._idle.append(process)
+            return answer
+
+    def close(self) -> None:
+        """End the processes that nobody waits for. Another question begins new ones."""
+        with self._lock:
+            processes, self._idle = self._idle, []
+        for process in processes:
+            _end(process)
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-I", str(PROGRAM), str(self._cpu_s), str(READING_STACK_BYTES)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def _why(self, process: subprocess.Popen[bytes]) -> str:
+        """What to say of the grammar that a process ended with."""
+        _end(process)
+        number = -(process.returncode or 0)
+        if number in (signal.SIGXCPU, signal.SIGKILL):
+            return f"{TOO_LONG} {self._cpu_s} s of a processor; {REMEDY}"
+        return DEADLY.format(number=number)
+
+
+def _ask(process: subprocess.Popen[bytes], text: str) -> str | None:
+    """A process's answer; None when it ended instead, or took too long."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    data = text.encode()
+    try:
+        process.stdin.write(LENGTH.pack(len(data)) + data)
+        process.stdin.flush()
+        # It answers in one piece, once it is done.
+        if not select.select([process.stdout], [], [], WAIT_S)[0]:
+            return None
+        header = _read(process.stdout, LENGTH.size)
+        answer = _read(process.stdout, *LENGTH.unpack(header)) if header is not None else None
+    except OSError:
+        return None
+    return None if answer is None else answer.decode()
+
+
+def _read(pipe: IO[bytes], num_bytes: int) -> bytes | None:
+    data = pipe.read(num_bytes)
+    return data if len(data) == num_bytes else None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process: with its input, unless it is in the middle of a text."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for pipe in (process.stdin, process.stdout):
+        try:
+            pipe.close()
+        except OSError:  # what was written last found nobody
+            continue
+    try:
+        process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+READERS: Final = GrammarReaders()
+"""Those of this process."""
+
+atexit.register(READERS.close)

@@ -1,0 +1,105 @@
+"""F1: grammars are read in processes of their own, which end with a grammar that costs too much."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from router.errors import InvalidRequestError
+from router.grammar.checker import GrammarChecker
+from router.grammar.grammar_text import GrammarText, json_schema_grammar, lark_grammar
+from router.grammar.readers import GrammarReaders
+
+HARMLESS = 'start: "a"'
+PATTERNS = [f"a.{{{count}}}" for count in range(1, 27)]
+AT_ONCE: dict[str, Any] = {"allOf": [{"type": "string", "pattern": pattern} for pattern in PATTERNS]}
+INTERSECTION = "start: X\nX: " + " & ".join(rf"/(.|\n)*{pattern}(.|\n)*/" for pattern in PATTERNS) + "\n"
+
+
+@pytest.fixture
+def readers() -> Iterator[GrammarReaders]:
+    found = GrammarReaders(cpu_s=1)
+    yield found
+    found.close()
+
+
+def processes() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "grammar_reader" in " ".join(child.cmdline())]
+
+
+@pytest.mark.behaviour("F1")
+@pytest.mark.parametrize(
+    ("grammar", "place"),
+    [
+        (json_schema_grammar({"type": "object", "properties": {"a": AT_ONCE}}), "x"),
+        (lark_grammar(INTERSECTION), "x"),
+    ],
+)
+async def test_f1_a_grammar_that_takes_for_ever_is_refused_and_the_next_one_is_read(
+    readers: GrammarReaders, grammar: GrammarText, place: str
+) -> None:
+    """llguidance asks for each set of patterns whether any text fits, in time that doubles with each of them."""
+    checker = GrammarChecker(readers)
+
+    with pytest.raises(InvalidRequestError, match="takes longer to read than 1 s of a processor; ask for a simpler"):
+        await checker.check(grammar, param=place)
+
+    assert await checker.check(lark_grammar(HARMLESS), param="x")
+    checker.close()
+
+
+def test_whoever_reads_ends_and_another_one_begins(readers: GrammarReaders) -> None:
+    before = set(processes())
+    assert not readers.problem_of(HARMLESS)
+    (first,) = set(processes()) - before
+    assert not readers.problem_of(HARMLESS), "the same one reads on"
+    assert set(processes()) - before == {first}
+
+    os.kill(first.pid, signal.SIGSEGV)
+    first.wait(60)
+    assert not readers.problem_of(HARMLESS)
+    (second,) = set(processes()) - before
+    assert second != first
+
+    readers.close()
+    assert set(processes()) - before == set()
+    assert not readers.problem_of(HARMLESS), "it begins anew"
+
+
+def test_no_more_read_at_once_than_may(readers: GrammarReaders) -> None:
+    before = set(processes())
+    found: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(readers.problem_of(f'start: "{"a" * 1000}"'))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert found == [""] * 8
+    assert 1 <= len(set(processes()) - before) <= 2
+
+
+def test_a_process_that_dies_over_a_text_is_told_apart(
+    readers: GrammarReaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not readers.problem_of(HARMLESS)
+    (process,) = readers._idle
+    process.send_signal(signal.SIGSTOP)
+    answers: list[str] = []
+    asking = threading.Thread(target=lambda: answers.append(readers.problem_of(HARMLESS)))
+    asking.start()
+    while readers._idle:
+        pass
+    process.send_signal(signal.SIGSEGV)
+    process.send_signal(signal.SIGCONT)
+    asking.join()
+
+    assert answers == ["it ended the process that reads grammars (signal 11)"]
