@@ -21,12 +21,12 @@ from router.api.ignored import ignored_names, names_header
 from router.api.openapi import body_schema
 from router.api.prompts import encode, render_chat
 from router.api.responses.body import ResponsesBody
-from router.api.responses.items import ITEMS, InputItem, stored_item
+from router.api.responses.conversation import conversation_of, page_of
 from router.api.responses.record import ResponseRecord
 from router.api.responses.response_format import ResponseFormat
-from router.api.responses.to_chat import NAMES, chat_of, input_items
+from router.api.responses.to_chat import NAMES, chat_of
 from router.api.told_as import own_name, told_as
-from router.errors import BodyTooLargeError, InvalidRequestError, ResponseNotFoundError
+from router.errors import InvalidRequestError
 from router.service import RouterService
 
 PATH = "/v1/responses"
@@ -95,8 +95,7 @@ def _add_items(app: FastAPI, service: RouterService) -> None:
     ) -> dict[str, Any]:
         """The items of the conversation before a response, those of earlier responses included."""
         found = await service.responses.read(response_id, owner=owner_of(request.scope))
-        items: list[dict[str, Any]] = [item for segment in found.items[:-1] for item in json.loads(segment)]
-        return _page(items[::-1] if order == "desc" else items, after=after, limit=limit)
+        return await page_of(found.items[:-1], after=after, limit=limit, order=order)
 
 
 def _add_count(app: FastAPI, service: RouterService) -> None:
@@ -108,8 +107,8 @@ def _add_count(app: FastAPI, service: RouterService) -> None:
         async with read_body(request, model, settings=service.settings, room=service.body_room) as body:
             with told_as(NAMES):
                 service.check_model(body.model)
-                history = await _history(service, body, owner=owner_of(request.scope))
-                chat = chat_of(body, [*_read_items(history), *input_items(body)])
+                conversation = await conversation_of(service, body, owner=owner_of(request.scope))
+                chat = chat_of(body, conversation.items())
                 ids = await encode(service, await render_chat(service, chat), add_special_tokens=False)
             response.headers.update(_ignored_header(service, body, chat))
             return {"object": "response.input_tokens", "input_tokens": len(ids)}
@@ -120,41 +119,20 @@ def _ignored_header(service: RouterService, body: ResponsesBody, chat: ChatBody)
     return names_header({*body.ignored(), *chat_only})
 
 
-def _page(items: list[dict[str, Any]], *, after: str | None, limit: int) -> dict[str, Any]:
-    if after is not None:
-        ids = [item["id"] for item in items]
-        if after not in ids:
-            raise InvalidRequestError(
-                f"there is no item {after[:200]!r} in this response", code="invalid_parameter", param="after"
-            )
-        items = items[ids.index(after) + 1 :]
-    page = items[:limit]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(items) > limit,
-    }
-
-
 async def _create(service: RouterService, request: Request, body: ResponsesBody) -> Response:
     store, owner = service.responses.store, owner_of(request.scope)
-    history = await _history(service, body, owner=owner)
-    new = input_items(body)
-    chat = chat_of(body, [*_read_items(history), *new])
+    conversation = await conversation_of(service, body, owner=owner)
+    chat = chat_of(body, conversation.items())
     response_id = store.new_id()
     head, [output] = await start_chat(service, request, chat, answer_id=response_id)
     head = replace(head, grammar_param=own_name(head.grammar_param, NAMES))
-    unique = response_id.rpartition("_")[2]
-    listed = [stored_item(item, item_id=f"item_{unique}{index:02x}") for index, item in enumerate(new)]
     record = ResponseRecord(
         body=body,
         head=head,
         output=output,
         blocks=TurnBlocks(output),
         owner=owner,
-        items=(*history, json.dumps(listed).encode()),
+        items=conversation.stored(response_id.rpartition("_")[2]),
         store=store,
     )
     answer = ResponseFormat(record)
@@ -183,29 +161,3 @@ class RecordedResponse(GenerationResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._record.end()
-
-
-async def _history(service: RouterService, body: ResponsesBody, *, owner: str) -> tuple[bytes, ...]:
-    """The items of the conversation that is followed on."""
-    previous = body.previous_response_id
-    if previous is None:
-        return ()
-    try:
-        found = await service.responses.read(previous, owner=owner)
-    except ResponseNotFoundError as error:
-        raise InvalidRequestError(
-            error.message, code="previous_response_not_found", param="previous_response_id"
-        ) from error
-    if json.loads(found.body)["status"] == "in_progress":
-        raise InvalidRequestError(
-            f"the response {previous!r} is still being generated: wait for its end",
-            code="previous_response_in_progress",
-            param="previous_response_id",
-        )
-    if sum(map(len, found.items)) > service.settings.max_body_bytes:
-        raise BodyTooLargeError(max_body_bytes=service.settings.max_body_bytes)
-    return found.items
-
-
-def _read_items(segments: tuple[bytes, ...]) -> list[InputItem]:
-    return [item for segment in segments for item in ITEMS.validate_json(segment)]

@@ -82,7 +82,7 @@ class ResponseRecord:
 
     def so_far(self) -> StoredResponse:
         """What it is now."""
-        written = json.dumps(self.output_items()).encode()
+        written = json.dumps([_followed_on(item) for item in self.output_items()]).encode()
         return StoredResponse(
             response_id=self.head.answer_id,
             owner=self._owner,
@@ -190,6 +190,13 @@ class ResponseRecord:
             "truncation": body.truncation or "disabled",
             "user": body.user,
         }
+
+
+def _followed_on(item: dict[str, Any]) -> dict[str, Any]:
+    """An item as the conversation has it: log-probabilities say nothing to a model, and are many times the text."""
+    if item["type"] != "message":
+        return item
+    return item | {"content": [part | {"logprobs": []} for part in item["content"]]}
 
 
 def _plain(choice: Any) -> Any:

@@ -1,0 +1,105 @@
+"""The conversation that a response follows on: what is kept of it, how much of that may be read, and its pages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from router.api.http.value_bound import check_num_values
+from router.api.responses.body import ResponsesBody
+from router.api.responses.items import ITEMS, InputItem, stored_item
+from router.api.responses.to_chat import input_items
+from router.errors import BodyTooLargeError, InvalidRequestError, ResponseNotFoundError
+from router.service import RouterService
+
+
+class Conversation:
+    """What was said before a response, and what its body adds."""
+
+    def __init__(self, earlier: tuple[bytes, ...], new: Sequence[InputItem]) -> None:
+        self._earlier, self._new = earlier, new
+
+    def items(self) -> list[InputItem]:
+        """All of it."""
+        return [*(item for segment in self._earlier for item in ITEMS.validate_json(segment)), *self._new]
+
+    def stored(self, unique: str) -> tuple[bytes, ...]:
+        """All of it, as ``StoredResponse`` has it; ids of items are made from ``unique``."""
+        listed = [stored_item(item, item_id=f"item_{unique}{index:02x}") for index, item in enumerate(self._new)]
+        return (*self._earlier, json.dumps(listed).encode())
+
+
+async def conversation_of(service: RouterService, body: ResponsesBody, *, owner: str) -> Conversation:
+    """The conversation of a body and of the response that it follows on, if it does.
+
+    Raises:
+        InvalidRequestError: There is no such response, or it is being generated.
+        BodyTooLargeError: What is followed on is larger than a body may be.
+        TooManyValuesError: It has more values, the body's own included, than a body may have.
+    """
+    settings = service.settings
+    earlier = await _earlier_items(service, body, owner=owner)
+    if sum(map(len, earlier)) > settings.max_body_bytes:
+        raise BodyTooLargeError(max_body_bytes=settings.max_body_bytes)
+    conversation = Conversation(earlier, input_items(body))
+    if earlier:
+        await check_num_values(
+            conversation.stored(""),
+            max_body_values=settings.max_body_values,
+            subject="the conversation so far and the body have",
+        )
+    return conversation
+
+
+async def _earlier_items(service: RouterService, body: ResponsesBody, *, owner: str) -> tuple[bytes, ...]:
+    previous = body.previous_response_id
+    if previous is None:
+        return ()
+    try:
+        found = await service.responses.read(previous, owner=owner)
+    except ResponseNotFoundError as error:
+        raise InvalidRequestError(
+            error.message, code="previous_response_not_found", param="previous_response_id"
+        ) from error
+    if json.loads(found.body)["status"] == "in_progress":
+        raise InvalidRequestError(
+            f"the response {previous!r} is still being generated: wait for its end",
+            code="previous_response_in_progress",
+            param="previous_response_id",
+        )
+    return found.items
+
+
+async def page_of(
+    segments: Sequence[bytes], *, after: str | None, limit: int, order: Literal["asc", "desc"]
+) -> dict[str, Any]:
+    """A page of items that are kept turn by turn. No more turns are read than it needs; others are served between two.
+
+    Raises:
+        InvalidRequestError: None of the items has the id ``after``.
+    """
+    step = -1 if order == "desc" else 1
+    found: list[dict[str, Any]] = []
+    is_begun = after is None
+    for segment in segments[::step]:
+        for item in json.loads(segment)[::step]:
+            if is_begun:
+                found.append(item)
+            is_begun = is_begun or item["id"] == after
+        if len(found) > limit:
+            break
+        await asyncio.sleep(0)
+    if after is not None and not is_begun:
+        raise InvalidRequestError(
+            f"there is no item {after[:200]!r} in this response", code="invalid_parameter", param="after"
+        )
+    page = found[:limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(found) > limit,
+    }
