@@ -25,13 +25,15 @@ class StoredResponse:
 
     ``owner`` is the hash of the key that it was made with; empty where no key was needed.
     ``body`` is the response object as JSON. ``items`` are JSON lists: the items of the whole conversation, turn by
-    turn, those that the model wrote in this response at the end.
+    turn, those that the model wrote in this response at the end. ``status`` is that of the response object; empty from
+    a router of a version that does not tell it.
     """
 
     response_id: str
     owner: str
     body: bytes
     items: tuple[bytes, ...]
+    status: str = ""
 
     @property
     def num_bytes(self) -> int:

@@ -63,7 +63,7 @@ async def _earlier_items(service: RouterService, body: ResponsesBody, *, owner: 
         raise InvalidRequestError(
             error.message, code="previous_response_not_found", param="previous_response_id"
         ) from error
-    if json.loads(found.body)["status"] == "in_progress":
+    if (found.status or json.loads(found.body)["status"]) == "in_progress":
         raise InvalidRequestError(
             f"the response {previous!r} is still being generated: wait for its end",
             code="previous_response_in_progress",

@@ -70,7 +70,7 @@ def add_responses(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:
     async def cancel_response(request: Request, response_id: str) -> Response:
         """End a response that is being generated."""
         found = await service.responses.take_order("cancel", response_id, owner=owner_of(request.scope))
-        status = json.loads(found.body)["status"]
+        status = found.status or json.loads(found.body)["status"]
         if status != "cancelled":
             raise InvalidRequestError(
                 f"the response {response_id!r} is {status} and cannot be cancelled",

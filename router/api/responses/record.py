@@ -88,6 +88,7 @@ class ResponseRecord:
             owner=self._owner,
             body=json.dumps(self.as_json()).encode(),
             items=(*self._items, written),
+            status=self.status,
         )
 
     def as_json(self) -> dict[str, Any]:

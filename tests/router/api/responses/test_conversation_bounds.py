@@ -95,3 +95,28 @@ async def test_a_page_reads_no_more_turns_than_it_needs(
     page = (await rig.client.get(f"{PATH}/{stored.response_id}/input_items?{query}")).json()
 
     assert ([item["id"] for item in page["data"]], page["has_more"]) == (expected, True)
+
+
+async def test_a_response_is_followed_on_without_reading_it(rig: RouterRig) -> None:
+    """Its log-probabilities can be megabytes."""
+    store = rig.service.responses.store
+    stored = StoredResponse(
+        response_id=store.new_id(), owner="", body=b"never read", items=(b"[]",), status="completed"
+    )
+    store.put(stored)
+
+    answer = await rig.client.post(PATH, json={"input": [ITEM], "previous_response_id": stored.response_id})
+
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("status", ["completed", "in_progress"])
+async def test_a_response_of_a_router_that_tells_no_status_is_read_for_it(rig: RouterRig, status: str) -> None:
+    store = rig.service.responses.store
+    body = json.dumps({"status": status}).encode()
+    stored = StoredResponse(response_id=store.new_id(), owner="", body=body, items=(b"[]",))
+    store.put(stored)
+
+    answer = await rig.client.post(PATH, json={"input": [ITEM], "previous_response_id": stored.response_id})
+
+    assert answer.status_code == (200 if status == "completed" else 400), answer.text
