@@ -170,6 +170,15 @@ class HeadersTooLargeError(RouterError):
         )
 
 
+class HeadersTimeoutError(RouterError):
+    """The headers of a request did not arrive in time."""
+
+    code = "headers_timeout"
+
+    def __init__(self, *, timeout_s: float) -> None:
+        super().__init__(f"the request's headers did not arrive within {timeout_s:g} s")
+
+
 _OWN_KEY_HINT: Final = f" (who started the cluster finds its own in {OWN_ADMIN_KEY_FOLDER} on its machine)"
 
 

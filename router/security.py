@@ -53,6 +53,9 @@ class SecuritySettings:
     ``api_keys`` does. Orders always ask for an admin key. ``own_admin_key`` is the hash of the key that a cluster
     without ``admin_keys`` made for itself, ``is_loopback`` says that the API listens on the loopback address only; both
     are no settings of a user's.
+
+    ``max_num_headers`` and ``max_header_bytes``, the URL's included, bound what comes before a body, and
+    ``header_timeout_s`` how long that may take: from a connection's beginning, or its next request's first byte.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -62,6 +65,7 @@ class SecuritySettings:
     open_metrics: bool = False
     max_num_headers: int = 100
     max_header_bytes: int = 32 * 1024
+    header_timeout_s: float = 30.0
     cors_allow_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     own_admin_key: str | None = None
@@ -73,6 +77,8 @@ class SecuritySettings:
         for name in ("max_num_headers", "max_header_bytes"):
             if getattr(self, name) < 1:
                 raise SecurityError(f"security.{name} must be at least 1, got {getattr(self, name)}")
+        if self.header_timeout_s <= 0:
+            raise SecurityError(f"security.header_timeout_s must be more than 0 seconds, got {self.header_timeout_s}")
         for origin in self.cors_allow_origins:
             _check_origin(origin)
         for name in self.allowed_hosts:

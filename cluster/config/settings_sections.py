@@ -236,6 +236,8 @@ SecuritySection = section_of(
         "open_metrics": "Let everybody read `/metrics`.",
         "max_num_headers": "Headers of a request at most.",
         "max_header_bytes": "Bytes of a request's URL and headers at most.",
+        "header_timeout_s": "How long a request's headers may take to arrive, from its first byte or from the "
+        "connection's beginning.",
         "cors_allow_origins": "Origins of web pages that may call the API from a browser; `*` means all.",
         "allowed_hosts": "Names beside those of the loopback address by which an API without keys may be called, such "
         "as that of a reverse proxy in front; `*` means all.",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.deploy.proxy_guard import ProxyGuard, ProxyLimits
 from router.api.http import http_protocol
+from router.api.http.bounded_protocol import HttpLimits
 from router.api.request_id import HEADER, usable_request_id
 
 _HEADER = HEADER.encode()
@@ -29,12 +31,22 @@ class IncomingRequestIdMiddleware:
         await self._app(scope, receive, send)
 
 
+def limits_of_environment(environment: Mapping[str, str]) -> HttpLimits:
+    """What `baton serve` set for its own Ray, or the operator of another."""
+    standard = HttpLimits()
+    return HttpLimits(
+        max_num_headers=int(environment.get("BATON_PROXY_MAX_NUM_HEADERS", standard.max_num_headers)),
+        max_header_bytes=int(environment.get("BATON_PROXY_MAX_HEADER_BYTES", standard.max_header_bytes)),
+        header_timeout_s=float(environment.get("BATON_PROXY_HEADER_TIMEOUT_S", standard.header_timeout_s)),
+    )
+
+
 def middlewares() -> list[Middleware]:
     """What Serve puts around each of its HTTP servers; they speak as ``HttpProtocol`` from now on.
 
     Named in ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``. The first one is the outermost.
     """
-    http_protocol.install()
+    http_protocol.install(limits_of_environment(os.environ))
     return [
         Middleware(IncomingRequestIdMiddleware),
         Middleware(ProxyGuard, limits=ProxyLimits.of_environment(os.environ)),

@@ -81,12 +81,15 @@ def node_environment() -> dict[str, str]:
 
 
 def proxy_environment(config: BatonConfig) -> dict[str, str]:
-    """How much the proxies of a private Ray hold of bodies: what all its routers together would."""
-    settings = config.router_settings()
+    """How much the proxies of a private Ray hold: of headers what a router would, of bodies what all together would."""
+    settings, security = config.router_settings(), config.security_settings()
     return {
         "BATON_PROXY_MAX_BODY_BYTES": str(settings.max_body_bytes),
         "BATON_PROXY_MAX_READING_BYTES": str(settings.max_reading_bytes * config.router_replicas),
         "BATON_PROXY_READING_WAIT_S": str(settings.reading_wait_s),
+        "BATON_PROXY_MAX_NUM_HEADERS": str(security.max_num_headers),
+        "BATON_PROXY_MAX_HEADER_BYTES": str(security.max_header_bytes),
+        "BATON_PROXY_HEADER_TIMEOUT_S": str(security.header_timeout_s),
     }
 
 

@@ -22,7 +22,9 @@ from cluster.serve.ingress import IngressSettings, RouterIngress
 from cluster.serve.listener import ListenSettings
 from cluster.serve.workers import Worker, WorkerSettings
 from engine.contract.role import Role
+from router.api.http.bounded_protocol import HttpLimits
 from router.roles import ROLES
+from router.security import SecuritySettings
 
 UNLIMITED_CALLS = 1_000_000
 """Calls in progress at one replica. Our own bounds are lower, and answer 429 and not with a silent queue."""
@@ -66,7 +68,7 @@ def build_graph(
         model_aliases=model.aliases,
         router=router,
         security=security,
-        listen=_listen_settings(config),
+        listen=_listen_settings(config, security),
         tracing=config.tracing_settings(),
     )
     ingress = serve.deployment(
@@ -89,11 +91,16 @@ def build_graph(
     )
 
 
-def _listen_settings(config: BatonConfig) -> ListenSettings | None:
+def _listen_settings(config: BatonConfig, security: SecuritySettings) -> ListenSettings | None:
     """Where routers listen themselves; None where a proxy does for them."""
     if not config.routers_listen:
         return None
-    return ListenSettings(host=config.host, port=config.port, drain_timeout_s=config.health.drain_timeout_s)
+    return ListenSettings(
+        host=config.host,
+        port=config.port,
+        drain_timeout_s=config.health.drain_timeout_s,
+        limits=HttpLimits.of(security),
+    )
 
 
 def _bind_worker(

@@ -7,12 +7,13 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
+from router.api.http.bounded_protocol import HttpLimits
 from router.api.http.http_protocol import HttpProtocol
 
 KEEP_ALIVE_S = 90
@@ -29,11 +30,15 @@ class ListenError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenSettings:
-    """Where a router listens itself. ``drain_timeout_s``: so long it finishes its answers when it is stopped."""
+    """Where a router listens itself. ``drain_timeout_s``: so long it finishes its answers when it is stopped.
+
+    ``limits`` is what each connection may send before its request is there.
+    """
 
     host: str
     port: int
     drain_timeout_s: float
+    limits: HttpLimits = field(default_factory=HttpLimits)
 
 
 class RouterListener:
@@ -82,7 +87,7 @@ class RouterListener:
         """
         config = uvicorn.Config(
             app,
-            http=HttpProtocol,
+            http=HttpProtocol.with_limits(self._settings.limits),
             interface="asgi3",
             ws="none",
             proxy_headers=False,

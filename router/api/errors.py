@@ -23,6 +23,7 @@ from router.errors import (
     BodyTimeoutError,
     BodyTooLargeError,
     DeadlineExceededError,
+    HeadersTimeoutError,
     HeadersTooLargeError,
     HostNotAllowedError,
     InvalidApiKeyError,
@@ -60,6 +61,7 @@ _STATUS: tuple[tuple[type[RouterError], int, str], ...] = (
     (BodyNotJsonError, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "invalid_request_error"),
     (BodyTimeoutError, HTTPStatus.REQUEST_TIMEOUT, "invalid_request_error"),
     (HeadersTooLargeError, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "invalid_request_error"),
+    (HeadersTimeoutError, HTTPStatus.REQUEST_TIMEOUT, "invalid_request_error"),
     (QueueFullError, HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error"),
     (TooManyWatchersError, HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error"),
     (BodiesFullError, HTTPStatus.SERVICE_UNAVAILABLE, "service_unavailable_error"),
@@ -127,7 +129,11 @@ class ErrorResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        await self._answers[is_of_messages(scope["path"])](scope, receive, send)
+        await self.for_path(scope["path"])(scope, receive, send)
+
+    def for_path(self, path: str) -> JSONResponse:
+        """The answer in the shape of one path's clients."""
+        return self._answers[is_of_messages(path)]
 
 
 def is_of_messages(path: str) -> bool:

@@ -15,7 +15,9 @@ import socket
 from typing import Any
 
 import uvicorn.config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from router.api.http.bounded_protocol import BoundedProtocol, HttpLimits
 
 BEGINNING = b"HTTP/1.1 "
 """What uvicorn begins every answer with."""
@@ -28,7 +30,7 @@ _TCP_CLOSE = 7
 """The kernel's state of a connection that was reset, as the first byte of TCP_INFO."""
 
 
-class HttpProtocol(HttpToolsProtocol):
+class HttpProtocol(BoundedProtocol):
     """One connection."""
 
     def on_headers_complete(self) -> None:
@@ -108,6 +110,6 @@ def _is_reset(peer: Any) -> bool:
     return bool(peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE)
 
 
-def install() -> None:
-    """Make HTTP servers that uvicorn starts in this process use it."""
-    uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{HttpProtocol.__name__}"
+def install(limits: HttpLimits) -> None:
+    """Make HTTP servers that uvicorn starts in this process use it. uvicorn takes a class where it has names."""
+    uvicorn.config.HTTP_PROTOCOLS["auto"] = HttpProtocol.with_limits(limits)  # type: ignore[assignment]

@@ -10,8 +10,11 @@ from ray._common.utils import import_attr
 from ray.serve._private.http_util import _apply_middlewares, validate_http_proxy_callback_return
 from starlette.types import ASGIApp
 
-from cluster.deploy.serve_env import serve_environment
+from cluster.config.config import BatonConfig
+from cluster.deploy.http_middlewares import limits_of_environment
+from cluster.deploy.serve_env import proxy_environment, serve_environment
 from router.api.app import build_app
+from router.api.http.bounded_protocol import HttpLimits
 from tests.support.router.router_rig import RouterRig, router_rig
 from tests.support.router.router_tokenizer import write_model_dir
 
@@ -40,6 +43,14 @@ async def test_request_id_that_breaks_the_rule_is_replaced(tmp_path: Path, path:
 
     assert name.isalnum()
     assert name.encode() not in given
+
+
+def test_limits_of_headers_are_those_of_the_configuration() -> None:
+    security = {"max_num_headers": 7, "max_header_bytes": 999, "header_timeout_s": 2.5}
+    told = proxy_environment(BatonConfig.model_validate({"model": "m", "security": security}))
+
+    assert limits_of_environment(told) == HttpLimits(max_num_headers=7, max_header_bytes=999, header_timeout_s=2.5)
+    assert limits_of_environment({}) == HttpLimits()
 
 
 async def test_request_id_that_keeps_the_rule_comes_back(tmp_path: Path) -> None:

@@ -14,22 +14,26 @@ from fastapi import FastAPI
 from starlette.responses import JSONResponse, StreamingResponse
 
 from cluster.serve.listener import ListenError, ListenSettings, RouterListener
+from router.api.http.bounded_protocol import HttpLimits
 from tests.support.router.raw_http import exchange, raw_request
 
 HOST = "127.0.0.1"
 NUM_CONNECTIONS = 64
+LIMITS = HttpLimits()
 
 
 class Router:
     """An application that says who it is, and one answer that ends when the test lets it."""
 
-    def __init__(self, name: str, port: int = 0, *, drain_timeout_s: float = 30.0) -> None:
+    def __init__(self, name: str, port: int = 0, *, drain_timeout_s: float = 30.0, limits: HttpLimits = LIMITS) -> None:
         self.app = FastAPI(lifespan=self._lifespan)
         self.app.add_api_route("/name", lambda: JSONResponse(name), methods=["POST"])
         self.app.add_api_route("/slow", self._slow, methods=["POST"])
         self.events: list[str] = []
         self.has_begun, self.may_end = asyncio.Event(), asyncio.Event()
-        self.listener = RouterListener(ListenSettings(host=HOST, port=port, drain_timeout_s=drain_timeout_s))
+        self.listener = RouterListener(
+            ListenSettings(host=HOST, port=port, drain_timeout_s=drain_timeout_s, limits=limits)
+        )
         self._context = self.listener.around(self.app.router.lifespan_context)(self.app)
 
     @contextlib.asynccontextmanager
@@ -111,6 +115,12 @@ async def test_port_of_somebody_else_is_refused_by_name() -> None:
 
         with pytest.raises(ListenError, match=rf"cannot listen on {HOST}:{port}: .*another `host` or `port`"):
             RouterListener(ListenSettings(host=HOST, port=port, drain_timeout_s=1.0))
+
+
+async def test_headers_are_bounded_as_the_settings_say() -> None:
+    many = b"GET /name HTTP/1.1\r\n" + b"a:b\r\n" * 6
+    async with Router("a", limits=HttpLimits(max_num_headers=4)) as router:
+        assert (await exchange(router.listener.port, many)).status == 431
 
 
 def test_name_that_is_none_is_refused() -> None:

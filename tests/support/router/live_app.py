@@ -10,16 +10,18 @@ from contextlib import asynccontextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+from router.api.http.bounded_protocol import HttpLimits
 from router.api.http.http_protocol import HttpProtocol
 
 
 @asynccontextmanager
-async def live_app(app: ASGIApp) -> AsyncIterator[str]:
+async def live_app(app: ASGIApp, *, limits: HttpLimits | None = None) -> AsyncIterator[str]:
     """Serve on a free port of the loopback interface, as Serve's servers do for us; yields the base URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        config = uvicorn.Config(app, http=HttpProtocol, lifespan="off", log_level="warning", access_log=False)
+        protocol = HttpProtocol if limits is None else HttpProtocol.with_limits(limits)
+        config = uvicorn.Config(app, http=protocol, lifespan="off", log_level="warning", access_log=False)
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server._serve([listener]))
         try:

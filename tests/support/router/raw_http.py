@@ -39,12 +39,13 @@ async def exchange(port: int, request: bytes, *, half_closes: bool = False) -> R
             await writer.drain()
             if half_closes:
                 writer.write_eof()
-            return await _read(reader)
+            return await read_answer(reader)
         finally:
             writer.close()
 
 
-async def _read(reader: asyncio.StreamReader) -> RawAnswer:
+async def read_answer(reader: asyncio.StreamReader) -> RawAnswer:
+    """The next answer of a connection."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}

@@ -181,4 +181,4 @@ def test_servers_that_are_started_after_its_installation_use_it(monkeypatch: pyt
     config = uvicorn.Config("none:none", log_config=None)
     with contextlib.suppress(SystemExit):  # there is no such application
         config.load()
-    assert config.http_protocol_class is HttpProtocol
+    assert issubclass(config.http_protocol_class, HttpProtocol)
