@@ -179,6 +179,17 @@ class HeadersTimeoutError(RouterError):
         super().__init__(f"the request's headers did not arrive within {timeout_s:g} s")
 
 
+class TooManyConnectionsError(RouterError):
+    """As many connections are open as may be, and all are in use."""
+
+    code = "too_many_connections"
+
+    def __init__(self, *, retry_after_s: float) -> None:
+        super().__init__(
+            "as many connections are open as may be, and all are in use; try again later", retry_after_s=retry_after_s
+        )
+
+
 _OWN_KEY_HINT: Final = f" (who started the cluster finds its own in {OWN_ADMIN_KEY_FOLDER} on its machine)"
 
 

@@ -56,6 +56,8 @@ class SecuritySettings:
 
     ``max_num_headers`` and ``max_header_bytes``, the URL's included, bound what comes before a body, and
     ``header_timeout_s`` how long that may take: from a connection's beginning, or its next request's first byte.
+    Of ``max_connections`` that are open, or of fewer where the process may open fewer files, the one that waits longest
+    for a request is closed for each that comes.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -66,6 +68,7 @@ class SecuritySettings:
     max_num_headers: int = 100
     max_header_bytes: int = 32 * 1024
     header_timeout_s: float = 30.0
+    max_connections: int = 10_000
     cors_allow_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     own_admin_key: str | None = None
@@ -74,7 +77,7 @@ class SecuritySettings:
     def __post_init__(self) -> None:
         for name in ("api_keys", "admin_keys"):
             check_hashes(getattr(self, name), where=f"security.{name}")
-        for name in ("max_num_headers", "max_header_bytes"):
+        for name in ("max_num_headers", "max_header_bytes", "max_connections"):
             if getattr(self, name) < 1:
                 raise SecurityError(f"security.{name} must be at least 1, got {getattr(self, name)}")
         if self.header_timeout_s <= 0:

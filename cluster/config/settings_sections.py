@@ -238,6 +238,8 @@ SecuritySection = section_of(
         "max_header_bytes": "Bytes of a request's URL and headers at most.",
         "header_timeout_s": "How long a request's headers may take to arrive, from its first byte or from the "
         "connection's beginning.",
+        "max_connections": "Connections of a router at most, and no more than three quarters of the files that its "
+        "process may open; past it the one that waits longest for a request goes for each that comes.",
         "cors_allow_origins": "Origins of web pages that may call the API from a browser; `*` means all.",
         "allowed_hosts": "Names beside those of the loopback address by which an API without keys may be called, such "
         "as that of a reverse proxy in front; `*` means all.",

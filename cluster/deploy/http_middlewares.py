@@ -38,6 +38,7 @@ def limits_of_environment(environment: Mapping[str, str]) -> HttpLimits:
         max_num_headers=int(environment.get("BATON_PROXY_MAX_NUM_HEADERS", standard.max_num_headers)),
         max_header_bytes=int(environment.get("BATON_PROXY_MAX_HEADER_BYTES", standard.max_header_bytes)),
         header_timeout_s=float(environment.get("BATON_PROXY_HEADER_TIMEOUT_S", standard.header_timeout_s)),
+        max_connections=int(environment.get("BATON_PROXY_MAX_CONNECTIONS", standard.max_connections)),
     )
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
+from weakref import WeakKeyDictionary
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from router.api.errors import error_response
-from router.errors import HeadersTimeoutError, HeadersTooLargeError, RouterError
+from router.api.http.connection_room import ConnectionRoom
+from router.errors import HeadersTimeoutError, HeadersTooLargeError, RouterError, TooManyConnectionsError
 from router.security import SecuritySettings
 
 LINE_BYTES = 64
@@ -26,16 +28,25 @@ LINGER_S = 2.0
 """For so long what a refused client goes on sending is read and dropped: a connection that is closed with anything
 unread is reset, and the client may lose the answer."""
 
+RETRY_AFTER_S = 1.0
+
 DEFAULTS = SecuritySettings()
+
+_rooms: WeakKeyDictionary[ServerState, ConnectionRoom] = WeakKeyDictionary()
+"""One for each server of this process; uvicorn gives its connections nothing else in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """What a connection may send before its request is there; ``router.security`` says what the numbers mean."""
+    """How many connections may be open, and what each may send before its request is there.
+
+    ``router.security`` says what the numbers mean.
+    """
 
     max_num_headers: int = DEFAULTS.max_num_headers
     max_header_bytes: int = DEFAULTS.max_header_bytes
     header_timeout_s: float = DEFAULTS.header_timeout_s
+    max_connections: int = DEFAULTS.max_connections
 
     @classmethod
     def of(cls, settings: SecuritySettings) -> Self:
@@ -44,6 +55,7 @@ class HttpLimits:
             max_num_headers=settings.max_num_headers,
             max_header_bytes=settings.max_header_bytes,
             header_timeout_s=settings.header_timeout_s,
+            max_connections=settings.max_connections,
         )
 
     @property
@@ -70,6 +82,10 @@ class BoundedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        room = _rooms.get(server_state)
+        if room is None:
+            room = _rooms[server_state] = ConnectionRoom(self.limits.max_connections)
+        self._room = room
         self._timer: asyncio.TimerHandle | None = None
         self._refusal: RouterError | None = None
         self._is_in_head = False
@@ -80,12 +96,22 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
         super().connection_made(transport)
-        self._start_timer()
+        if self._room.admit(len(self.connections)):
+            self._room.wait(self)
+            self._start_timer()
+        else:
+            self._refuse(TooManyConnectionsError(retry_after_s=RETRY_AFTER_S))
+            transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing more."""
         super().connection_lost(exc)
         self._stop_timer()
+        self._room.end_waiting(self)
+
+    def drop(self) -> None:
+        """Close the connection at once."""
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, and measure what that leaves behind."""
@@ -121,6 +147,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Begin a request."""
         self._is_progress, self._is_in_head = True, False
         self._stop_timer()
+        self._room.end_waiting(self)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -133,6 +160,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._is_answering or self.transport.is_closing():
             return
+        self._room.wait(self)
         if self._refusal is not None:
             self._tell(self._refusal)
         elif self._is_in_head:
