@@ -193,8 +193,10 @@ RouterSection = section_of(
         "adapt_leanings": "Where roles are elastic, change what workers lean to as the load changes; operators' orders "
         "stand for 5 minutes.",
         "max_mirrored_blocks": "Blocks of prefix caches that a router remembers at most, about 200 bytes each.",
-        "max_stored_responses": "Responses of /v1/responses that each router keeps; 0 keeps none.",
-        "max_stored_response_bytes": "What they may take together; the oldest ones go first.",
+        "max_stored_responses": "Responses of /v1/responses that each router keeps, the newest of the key that has "
+        "most; 0 keeps none.",
+        "max_stored_response_bytes": "What they may take together; the oldest ones go first of "
+        "the key whose responses take most.",
         "stored_response_ttl_s": "How long a response is kept.",
         "trace_requests": "Traces of ended and of refused requests that each router keeps (docs/tracing.md); 0: none.",
         "trace_sample_rate": "The share of all requests that is traced, 0 to 1.",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from engine.versions import across_versions
+from router.fair_shelf import FairShelf
 
 Order: TypeAlias = Literal["read", "delete", "cancel"]
 """What can be asked of the router that has a response."""
@@ -58,8 +58,9 @@ class RunningResponse(Protocol):
 class ResponseStore:
     """Finished responses by id, oldest first, and those that run.
 
-    A new one pushes out the oldest ones where there would be too many, or too many bytes. One that is larger than all
-    the room is not kept at all.
+    A new one pushes out the oldest ones of the owner who has most, where there would be too many, or too many bytes: no
+    owner loses a response to others while it has no more than an equal part (``router.fair_shelf``). One that is larger
+    than all the room is not kept at all.
     """
 
     def __init__(
@@ -72,21 +73,20 @@ class ResponseStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._router_id = router_id
-        self._max_count, self._max_bytes, self._ttl_s = max_count, max_bytes, ttl_s
+        self._ttl_s = ttl_s
         self._clock = clock
-        self._stored: OrderedDict[str, tuple[float, StoredResponse]] = OrderedDict()
+        self._stored: FairShelf[str, _Kept] = FairShelf(max_count=max_count, max_size=max_bytes)
         self._running: dict[str, RunningResponse] = {}
-        self._num_bytes = 0
 
     @property
     def num_stored(self) -> int:
         """How many are kept."""
-        return len(self._stored)
+        return self._stored.num_kept
 
     @property
     def num_bytes(self) -> int:
         """What they take together."""
-        return self._num_bytes
+        return self._stored.size
 
     @property
     def num_running(self) -> int:
@@ -108,22 +108,14 @@ class ResponseStore:
     def put(self, stored: StoredResponse) -> None:
         """Keep a response."""
         self.drop_expired()
-        if self._max_count == 0 or stored.num_bytes > self._max_bytes:
-            return
-        self._remove(stored.response_id)
-        self._stored[stored.response_id] = (self._clock() + self._ttl_s, stored)
-        self._num_bytes += stored.num_bytes
-        while len(self._stored) > self._max_count or self._num_bytes > self._max_bytes:
-            self._remove(next(iter(self._stored)))
+        kept = _Kept(self._clock() + self._ttl_s, stored)
+        self._stored.put(stored.response_id, kept, owner=stored.owner, size=stored.num_bytes)
 
     def drop_expired(self) -> None:
         """Forget what is older than the time to live."""
         now_s = self._clock()
-        while self._stored:
-            response_id, (until_s, _) = next(iter(self._stored.items()))
-            if until_s > now_s:
-                return
-            self._remove(response_id)
+        while (kept := self._stored.oldest()) is not None and kept.until_s <= now_s:
+            self._stored.pop(kept.response.response_id)
 
     def take_order(self, order: Order, response_id: str, *, owner: str) -> StoredResponse | None:
         """Read, delete or cancel a response; None where its owner has none of this id. What is finished stays as it is
@@ -135,14 +127,17 @@ class ResponseStore:
             if order != "read":
                 running.cancel(keeps=order == "cancel")
             return running.so_far()
-        _, stored = self._stored.get(response_id, (0.0, None))
-        if stored is None or stored.owner != owner:
+        kept = self._stored.get(response_id)
+        if kept is None or kept.response.owner != owner:
             return None
         if order == "delete":
-            self._remove(response_id)
-        return stored
+            self._stored.pop(response_id)
+        return kept.response
 
-    def _remove(self, response_id: str) -> None:
-        _, stored = self._stored.pop(response_id, (0.0, None))
-        if stored is not None:
-            self._num_bytes -= stored.num_bytes
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A response until it expires."""
+
+    until_s: float
+    response: StoredResponse

@@ -6,10 +6,10 @@ import heapq
 import itertools
 import json
 import random
-from collections import deque
 from collections.abc import Callable, Iterator
 
 from engine.contract.messages import SamplingParams
+from router.fair_shelf import FairShelf
 from router.telemetry.tracer import ProcessTracer
 from router.trace.origin import Origin, Viewer
 from router.trace.request_spans import begin_spans
@@ -33,7 +33,8 @@ class TraceRecorder:
         draw: Callable[[], float] = random.random,
         tracer: ProcessTracer | None = None,
     ) -> None:
-        """``max_count`` traces of requests that ended are kept, of that share of all requests; 0 of them: none.
+        """``max_count`` traces of requests that ended are kept, of that share of all requests; 0 of them: none. Past it
+        the oldest one goes of the owner who has most, so that nobody's requests push out all those of others.
 
         ``tracer`` makes spans of those that it samples, whether or not their traces are kept; None: of none.
         """
@@ -42,8 +43,9 @@ class TraceRecorder:
         self._sample_rate = sample_rate if max_count else 0.0
         self._draw = draw
         self._running: dict[RequestTrace, None] = {}
-        self._ended: deque[RequestTrace] = deque(maxlen=max_count)
-        self._refused: deque[RequestTrace] = deque(maxlen=max_count)  # apart: many of them displace nothing else
+        self._ended: FairShelf[RequestTrace, RequestTrace] = FairShelf(max_count=max_count)
+        # Apart: many of them displace nothing else.
+        self._refused: FairShelf[RequestTrace, RequestTrace] = FairShelf(max_count=max_count)
 
     @property
     def makes_spans(self) -> bool:
@@ -75,7 +77,7 @@ class TraceRecorder:
         first = trace.first
         if first in self._running and first.is_over:
             del self._running[first]
-            self._ended.append(first)
+            self._ended.put(first, first, owner=first.origin.owner)
 
     def refuse(self, origin: Origin, *, status: int, code: str | None, reason: str) -> None:
         """A request was answered with an error before anything of it ran."""
@@ -89,7 +91,7 @@ class TraceRecorder:
             if trace.spans is not None:
                 trace.spans.end(trace)
         if is_kept:
-            self._refused.append(trace)
+            self._refused.put(trace, trace, owner=origin.owner)
 
     def find(self, request_id: str, *, viewer: Viewer) -> bytes | None:
         """The newest trace under an id, as JSON; None where there is none that the viewer may see."""
@@ -111,5 +113,5 @@ class TraceRecorder:
 
     def _newest_first(self) -> Iterator[RequestTrace]:
         yield from reversed(self._running)
-        ended = (reversed(self._ended), reversed(self._refused))
+        ended = (self._ended.newest_first(), self._refused.newest_first())
         yield from heapq.merge(*ended, key=lambda trace: -(trace.ended_s or 0.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,11 +39,26 @@ def test_it_never_holds_more_than_it_may(
         assert len(kept) <= store.num_stored <= max_count
         assert store.num_bytes <= max_bytes
         assert all(now_s - made_s < 10.0 for made_s, _ in kept)
-        if max_count and item.num_bytes <= max_bytes:
+        is_alone = len({each.owner for _, each in kept} | {owner}) == 1
+        if max_count and item.num_bytes <= max_bytes and is_alone:
             assert kept[-1][1] is item or item in [each for _, each in kept]
     now_s += 10.0
     store.drop_expired()
     assert (store.num_stored, store.num_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("limit", ["count", "bytes"])
+def test_one_owner_pushes_out_its_own_alone(limit: str) -> None:
+    small = response(0, "a", 100)
+    max_count, max_bytes = (10, 10**9) if limit == "count" else (10**6, 10 * small.num_bytes)
+    store = ResponseStore(router_id="r", max_count=max_count, max_bytes=max_bytes, ttl_s=10.0)
+    store.put(small)
+    for name in range(1, 50):
+        store.put(response(name, "b", 100))
+
+    assert store.take_order("read", small.response_id, owner="a") is small
+    assert store.num_stored == 10
+    assert store.take_order("read", "resp_r_49", owner="b") is not None
 
 
 def test_only_the_owner_finds_it() -> None:

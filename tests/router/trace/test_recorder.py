@@ -39,6 +39,20 @@ async def test_only_the_last_ones_are_kept(model_dir: Path) -> None:
     assert [traces.find(name, viewer=ANYBODY) is not None for name in "abc"] == [False, True, True]
 
 
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_one_owner_pushes_out_its_own_traces_alone(is_refused: bool) -> None:
+    traces = recorder(max_count=4)
+    for number, owner in enumerate(["few", *["many"] * 20]):
+        origin = Origin(request_id=f"r{number}", answer_id="", owner=owner, endpoint="/x", received_s=0.0)
+        if is_refused:
+            traces.refuse(origin, status=400, code=None, reason="")
+        elif (trace := traces.begin(origin, num_prompt_tokens=1)) is not None:
+            traces.end(trace, "finished")
+
+    rows = json.loads(traces.last(99, viewer=Viewer(owner="", is_admin=True)))
+    assert [row["id"] for row in rows] == ["r20", "r19", "r18", "r0"]
+
+
 async def test_share_of_requests_that_is_traced(model_dir: Path) -> None:
     async with router_rig(model_dir, settings=replace(FAST, trace_sample_rate=0.0)) as rig:
         answer = await rig.complete(max_tokens=2)
