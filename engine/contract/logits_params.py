@@ -15,7 +15,11 @@ from engine.contract.request_fields import Vocabulary, request_field
 
 MAX_NUM_BIASES = 1024
 MAX_NUM_BAD_WORDS = 1024
+MAX_NUM_BAD_WORD_TOKENS = 64
+MAX_NUM_BAD_WORDS_TOKENS = 8192
+"""Tokens of one word, and of all words of a request in both of their forms: each step compares them."""
 MAX_NUM_NAMED_KEYS = 5
+MAX_NUM_NAMED_CHARACTERS = 40
 
 TOKEN_ID_PATTERN = r"^(0|[1-9][0-9]{0,9})$"
 
@@ -34,7 +38,7 @@ def _with_token_keys(data: Any) -> Any:
         raise ValueError(f"an object has {len(data)} fields, the limit is {MAX_NUM_BIASES}")
     wrong = [key for key in data if not re.match(TOKEN_ID_PATTERN, str(key))]
     if wrong:
-        named = ", ".join(repr(str(key)[:40]) for key in wrong[:MAX_NUM_NAMED_KEYS])
+        named = ", ".join(repr(str(key)[:MAX_NUM_NAMED_CHARACTERS]) for key in wrong[:MAX_NUM_NAMED_KEYS])
         rest = f" and {len(wrong) - MAX_NUM_NAMED_KEYS} more" if len(wrong) > MAX_NUM_NAMED_KEYS else ""
         raise ValueError(f"its keys must be token ids such as '50', got {named}{rest}")
     return data
@@ -53,12 +57,28 @@ async def _read_allowed(given: list[int], vocabulary: Vocabulary) -> tuple[int, 
 
 async def _read_bad_words(given: list[str], vocabulary: Vocabulary) -> tuple[tuple[int, ...], ...]:
     """The tokens of each word, as it stands at the beginning of a text and behind a space."""
-    texts: list[str] = []
+    texts: dict[str, str] = {}
     for word in given:
         bare = word.lstrip()
-        texts += (word, bare, f" {bare}")
-    rows = await vocabulary.encode(texts) if texts else []
-    return tuple(dict.fromkeys(tuple(ids) for ids in rows if ids))
+        for text in (word, bare, f" {bare}"):
+            texts.setdefault(text, word)
+    rows = await vocabulary.encode(list(texts)) if texts else []
+    words = dict.fromkeys(tuple(ids) for ids in rows if ids)
+    for word, ids in zip(texts.values(), rows, strict=True):
+        if len(ids) > MAX_NUM_BAD_WORD_TOKENS:
+            vocabulary.refuse(
+                f"the word {word[:MAX_NUM_NAMED_CHARACTERS]!r} has {len(ids)} tokens, the limit is "
+                f"{MAX_NUM_BAD_WORD_TOKENS}: give a part of it that stands for it",
+                param="bad_words",
+            )
+    if (num_tokens := sum(map(len, words))) > MAX_NUM_BAD_WORDS_TOKENS:
+        longest = max(given, key=len)[:MAX_NUM_NAMED_CHARACTERS]
+        vocabulary.refuse(
+            f"its {len(given)} words, as they stand and behind a space, have {num_tokens} tokens together, the limit "
+            f"is {MAX_NUM_BAD_WORDS_TOKENS}: give fewer or shorter words, the longest is {longest!r}",
+            param="bad_words",
+        )
+    return tuple(words)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 
 class Vocabulary(Protocol):
@@ -19,6 +19,9 @@ class Vocabulary(Protocol):
 
     async def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text, without special tokens."""
+
+    def refuse(self, reason: str, *, param: str) -> NoReturn:
+        """Refuse the request because of what a value of ``param`` means in tokens."""
 
 
 ReadValue = Callable[[Any, Vocabulary], Awaitable[Any]]

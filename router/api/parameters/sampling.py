@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from engine.contract.messages import BeamParams, SamplingParams
 from engine.contract.request_fields import request_fields
@@ -81,6 +81,12 @@ class _Vocabulary:
     async def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Vocabulary``."""
         return await encode_all(self._service, texts, add_special_tokens=False)
+
+    def refuse(self, reason: str, *, param: str) -> NoReturn:
+        """See ``Vocabulary``; raises InvalidRequestError."""
+        raise InvalidRequestError(
+            f"the parameter '{param}' is invalid: {reason}", code="invalid_parameter", param=param
+        )
 
 
 async def logits_values(service: RouterService, body: GenerateBody) -> Mapping[str, Any]:
