@@ -14,6 +14,9 @@ from router.service import RouterService
 from router.settings import RouterSettings
 from router.text.generation_config import GenerationDefaults
 
+MAX_STOP_CHARACTERS = 1000
+"""Of one stop string: each choice holds so much text back, and reads it again with each piece."""
+
 
 def sampling_params(
     body: GenerateBody,
@@ -50,7 +53,7 @@ def stop_strings(body: GenerateBody, settings: RouterSettings) -> tuple[str, ...
     """The stop strings, as a tuple.
 
     Raises:
-        InvalidRequestError: One is empty, or there are too many.
+        InvalidRequestError: One is empty or too long, or there are too many.
     """
     stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if len(stops) > settings.max_num_stop_strings:
@@ -61,6 +64,13 @@ def stop_strings(body: GenerateBody, settings: RouterSettings) -> tuple[str, ...
         )
     if not all(stops):
         raise InvalidRequestError("a stop string must not be empty", code="invalid_parameter", param="stop")
+    if len(longest := max(stops, key=len, default="")) > MAX_STOP_CHARACTERS:
+        raise InvalidRequestError(
+            f"stop has a string of {len(longest)} characters, the limit is {MAX_STOP_CHARACTERS}: it begins with "
+            f"{longest[:40]!r}",
+            code="invalid_parameter",
+            param="stop",
+        )
     return tuple(dict.fromkeys(stops))
 
 

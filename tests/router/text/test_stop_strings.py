@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import SupportsIndex
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,3 +102,62 @@ def test_held_text_comes_at_the_end() -> None:
 
     assert checker.push("xab").text == "x"
     assert checker.finish() == "ab"
+
+
+class CountedStop(str):
+    """A stop string that counts the characters that were compared with it."""
+
+    __slots__ = ("num_compared",)
+
+    def __init__(self, text: str) -> None:
+        self.num_compared = 0
+
+    def startswith(self, prefix: str | tuple[str, ...], *places: SupportsIndex | None) -> bool:
+        self.num_compared += len(prefix)
+        return super().startswith(prefix, *places)
+
+    def __getitem__(self, key: SupportsIndex | slice) -> str:
+        found = super().__getitem__(key)
+        self.num_compared += len(found)
+        return found
+
+
+def held_by_definition(text: str, stops: list[str]) -> str:
+    """The longest end of a text, shorter than the longest stop string, with which some stop string begins."""
+    longest = max(map(len, stops), default=1) - 1
+    ends = (text[len(text) - size :] for size in range(min(longest, len(text)), 0, -1))
+    return next((end for end in ends if any(stop.startswith(end) for stop in stops)), "")
+
+
+@given(
+    stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=12), min_size=1, max_size=4),
+    pieces=st.lists(st.text(alphabet="ab", max_size=15), max_size=8),
+    num_skipped=st.integers(0, 8),
+)
+def test_what_is_held_back_is_the_longest_end_with_which_a_stop_string_begins(
+    stops: list[str], pieces: list[str], num_skipped: int
+) -> None:
+    checker = StopStrings(stops)
+    text, emitted = "", ""
+    for number, piece in enumerate(pieces):
+        text += piece
+        if number < num_skipped:
+            emitted += checker.skip(piece)
+        else:
+            match = checker.push(piece)
+            emitted += match.text
+            if match.stop is not None:
+                return
+        assert text == emitted + held_by_definition(text, stops)
+
+
+def test_holding_text_back_compares_each_character_a_few_times() -> None:
+    stop = CountedStop("a" * 3_000 + "b")
+    checker = StopStrings([stop])
+    num_read = 0
+    for piece in ("a" * 2_900, "c", "a" * 2_900, "ca", "a" * 2_800, "ac", *["a"] * 2_000):
+        checker.push(piece)
+        num_read += len(piece)
+
+    assert stop.num_compared <= 4 * num_read
+    assert checker.finish() == "a" * 2_000

@@ -32,6 +32,10 @@ async def rig(model_dir: Path) -> AsyncIterator[RouterRig]:
         ({"stop": ["a", "b", 5]}, "the parameter 'stop.2' is invalid: Input should be a valid string, got 5"),
         ({"stop": 5}, "the parameter 'stop' is invalid: Input should be a valid string or a list of strings, got 5"),
         (
+            {"stop": ["a", "b" * 1001]},
+            f"stop has a string of 1001 characters, the limit is 1000: it begins with '{'b' * 40}'",
+        ),
+        (
             {"prompt": {"a": 1}},
             "the parameter 'prompt' is invalid: Input should be a valid string, a list of strings, a list of token ids "
             "or a list of such lists",

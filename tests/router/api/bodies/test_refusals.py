@@ -43,6 +43,8 @@ BAD_VALUES: list[tuple[dict[str, Any], str]] = [
     ({"stop": [""]}, "stop"),
     ({"stop": ["x"] * 17}, "stop"),
     ({"stop": 5}, "stop"),
+    ({"stop": "x" * 1001}, "stop"),
+    ({"stop": ["y", "x" * 1001]}, "stop"),
     ({"stop_token_ids": [-1]}, "stop_token_ids"),
     ({"stop_token_ids": ["a"]}, "stop_token_ids"),
     ({"stop_token_ids": [5, 400]}, "stop_token_ids"),
