@@ -69,6 +69,8 @@ async def start_chat(
 ) -> tuple[AnswerHead, list[TextOutput]]:
     """Validate a conversation and let its answers run, under the id given or a new one.
 
+    Who gives an id writes the answer in a form of its own, of which also a stream may tell everything at its end.
+
     Raises:
         RouterError: The request is refused.
     """
@@ -90,6 +92,7 @@ async def start_chat(
         turn=turn,
         beams=beams,
         prediction=await predicted_answer(service, body),
+        tells_at_once=not body.stream or answer_id is not None,
     )
     head = _head(service, body, "chatcmpl", ask)
     if answer_id is not None:
@@ -126,6 +129,7 @@ async def _answer_completion(service: RouterService, request: Request, body: Com
         grammar_param=next(iter(grammar_names(body)), None),
         wish=completion_wish(service, body),
         beams=beams,
+        tells_at_once=not body.stream,
     )
     head = _head(service, body, "cmpl", ask)
     outputs = _start(service, body, ask, head, request)

@@ -12,11 +12,13 @@ class OutputLimit:
     """``asked_for`` is what the body says, in its parameter ``param``; ``default`` holds if it says nothing.
 
     Without either the answer fills the context. 0 asks for no answer, but for what there is to say of the prompt.
+    ``most`` is how many tokens an answer may have for other reasons, and never less than ``asked_for``.
     """
 
     asked_for: int | None
     default: int | None
     param: str = "max_tokens"
+    most: int | None = None
 
     @property
     def is_prompt_only(self) -> bool:
@@ -35,7 +37,7 @@ class OutputLimit:
                 num_prompt_tokens=num_prompt_tokens, max_model_len=max_model_len, max_tokens=None, param=prompt_param
             )
         if self.asked_for is None:
-            return room if self.default is None else min(self.default, room)
+            return min(num for num in (room, self.default, self.most) if num is not None)
         if self.asked_for > room:
             raise ContextLengthError(
                 num_prompt_tokens=num_prompt_tokens,
