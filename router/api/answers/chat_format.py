@@ -15,6 +15,7 @@ from router.api.answers.answer_format import (
     with_field,
 )
 from router.request.text_output import TextOutput, TextPiece
+from router.text.logprob_trail import TokenEntry
 from router.tools.turn import CallArguments, CallBegin, ContentText, ReasoningText, Turn, TurnPart
 
 
@@ -60,7 +61,7 @@ class ChatFormat:
             return b""
         delta = f'{{"content":{json.dumps(piece.text)}}}' if piece.text or piece.finish_reason is None else "{}"
         fields = finish_fields(piece, return_token_ids=wants_ids, output=output)
-        logprobs = self.head.logprobs.chat_json(piece.entries) if self.head.logprobs is not None else "null"
+        logprobs = self._logprobs_json(piece.entries) if piece.entries else "null"
         choice = f'{{"index":{index},"delta":{delta},"logprobs":{logprobs},{fields}}}'
         return self._writer.write(choice, output, num_output_tokens=piece.num_output_tokens)
 
@@ -80,7 +81,7 @@ class ChatFormat:
             calls = self._writer.write(self._piece(index, json.dumps(delta)), output, num_output_tokens=counted)
             delta = {}
         fields = finish_fields(piece, return_token_ids=self.head.return_token_ids, output=output)
-        logprobs = self.head.logprobs.chat_json(piece.entries) if self.head.logprobs is not None else "null"
+        logprobs = self._logprobs_json(piece.entries) if piece.entries else "null"
         choice = f'{{"index":{index},"delta":{json.dumps(delta)},"logprobs":{logprobs},{fields}}}'
         return calls + self._writer.write(choice, output, num_output_tokens=piece.num_output_tokens)
 
@@ -96,27 +97,30 @@ class ChatFormat:
             "object": "chat.completion",
             "created": head.created_s,
             "model": head.model,
-            "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
             "usage": head.usage(outputs),
         }
         if head.return_token_ids:
             body["prompt_token_ids"] = outputs[0].prompt_token_ids.tolist()
-        return with_field(json.dumps(body), "prompt_logprobs", head.prompt_logprobs_json(outputs[0])).encode()
+        written = ",".join(self._choice(index, choice) for index, choice in enumerate(choices))
+        text = with_field(json.dumps(body), "choices", f"[{written}]")
+        return with_field(text, "prompt_logprobs", head.prompt_logprobs_json(outputs[0])).encode()
 
-    def _choice(self, index: int, choice: Collected) -> dict[str, object]:
+    def _logprobs_json(self, entries: Sequence[TokenEntry]) -> str:
+        return "null" if self.head.logprobs is None else self.head.logprobs.chat_json(entries)
+
+    def _choice(self, index: int, choice: Collected) -> str:
         head = self.head
-        shows = head.logprobs if head.shows_logprobs else None
         fields: dict[str, object] = {
             "index": index,
             "message": self._message(choice),
-            "logprobs": None if shows is None else shows.chat(choice.entries),
             "finish_reason": finish_name(choice.finish_reason, choice.stop_reason, choice.output),
             "stop_reason": choice.stop_reason,
             **beam_fields(choice.output),
         }
         if head.return_token_ids:
             fields["token_ids"] = choice.token_ids
-        return fields
+        logprobs = self._logprobs_json(choice.entries) if head.shows_logprobs else "null"
+        return with_field(json.dumps(fields), "logprobs", logprobs)
 
     def _message(self, choice: Collected) -> dict[str, object]:
         reader = choice.output.turn

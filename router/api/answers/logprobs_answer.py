@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.contract.messages import LogprobTable, TokenLogprobs
@@ -37,10 +37,6 @@ class LogprobsAnswer:
     detokenizer: Callable[[], Detokenizer]
     as_token_ids: bool = False
 
-    def chat(self, entries: Sequence[TokenEntry]) -> dict[str, object]:
-        """The field ``logprobs`` of a chat's choice."""
-        return {"content": [self._chat_entry(entry.said) for entry in entries], "refusal": None}
-
     def completion(self, tokens: Sequence[PlacedToken]) -> dict[str, Sequence[object]]:
         """The field ``logprobs`` of a text's choice."""
         return {
@@ -51,8 +47,19 @@ class LogprobsAnswer:
         }
 
     def chat_json(self, entries: Sequence[TokenEntry]) -> str:
-        """The same as JSON; null when there is nothing to say."""
-        return json.dumps(self.chat(entries)) if entries else "null"
+        """The field ``logprobs`` of a chat's choice as JSON."""
+        return f'{{"content": [{", ".join(self.chat_rows(entries))}], "refusal": null}}'
+
+    def chat_rows(self, entries: Sequence[TokenEntry], *, has_bytes: bool = False) -> Iterator[str]:
+        """What is said of each token as JSON. One call for all of them would keep all other threads waiting.
+
+        With ``has_bytes`` a token of which no bytes are known has an empty list of them, not null.
+        """
+        for entry in entries:
+            row = self._chat_entry(entry.said)
+            if has_bytes and row["bytes"] is None:
+                row["bytes"] = []
+            yield json.dumps(row)
 
     def completion_json(self, tokens: Sequence[PlacedToken]) -> str:
         """The same as JSON."""

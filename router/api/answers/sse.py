@@ -22,6 +22,9 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 Written = TypeVar("Written")
 
+_MANY_LOGPROBS = 1_000
+"""More in one answer are written in a thread: they take some 10 ms."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEnding:
@@ -85,18 +88,24 @@ class GenerationResponse(Response):
         self._cancel()
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        choices = [Collected(output) for output in self._outputs]
+        choices = [self._collected(output) for output in self._outputs]
         try:
             async for index, pieces in merged(self._outputs):
                 for piece in pieces:
                     choices[index].add(piece)
             chosen = self._answer.head.chosen(choices)
-            body = await self._written(functools.partial(self._answer.whole, chosen, self._outputs))
+            body = await self._written(
+                functools.partial(self._answer.whole, chosen, self._outputs), num_logprobs=self._num_logprobs(chosen)
+            )
         except Exception as error:
             await self._send_error(self._told(error), scope, receive, send)
             return
         response = Response(body, media_type="application/json", headers=self._own_headers)
         await self._in_time(response(scope, receive, send))
+
+    def _collected(self, output: TextOutput) -> Collected:
+        """What takes the pieces of one output of a whole answer."""
+        return Collected(output)
 
     async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_one = len(self._outputs) == 1
@@ -136,9 +145,15 @@ class GenerationResponse(Response):
         logger.error("answer failed: request_id=%s", self._outputs[0].generation.name_in_logs, exc_info=error)
         return InternalError()
 
-    async def _written(self, write: Callable[[], Written]) -> Written:
+    async def _written(self, write: Callable[[], Written], *, num_logprobs: int = 0) -> Written:
         """What is written at once, or in another thread where that takes long: other streams must go on."""
-        return await asyncio.to_thread(write) if self._answer.head.tells_of_prompts else write()
+        takes_long = self._answer.head.tells_of_prompts or num_logprobs > _MANY_LOGPROBS
+        return await asyncio.to_thread(write) if takes_long else write()
+
+    def _num_logprobs(self, choices: Sequence[Collected]) -> int:
+        """How many log-probabilities of output tokens choices tell."""
+        logprobs = self._answer.head.logprobs
+        return 0 if logprobs is None else sum(len(choice.entries) for choice in choices) * (1 + logprobs.num_top)
 
     async def _send_rest_of_one(self, send: Send, events: bytes) -> bytes:
         """Write the only choice from its first events on: the path of nearly all tokens, so without ``merged``.

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from fastapi import FastAPI, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
+from router.api.answers.answer_format import Collected
 from router.api.answers.sse import GenerationResponse
 from router.api.answers.turn_blocks import TurnBlocks
 from router.api.bodies.chat_body import ChatBody
@@ -27,6 +28,7 @@ from router.api.responses.response_format import ResponseFormat
 from router.api.responses.to_chat import NAMES, chat_of
 from router.api.told_as import own_name, told_as
 from router.errors import InvalidRequestError
+from router.request.text_output import TextOutput, TextPiece
 from router.service import RouterService
 
 PATH = "/v1/responses"
@@ -147,6 +149,19 @@ async def _create(service: RouterService, request: Request, body: ResponsesBody)
     )
 
 
+class _RecordedChoice(Collected):
+    """The choice of a whole answer, whose pieces the record has."""
+
+    def __init__(self, output: TextOutput, record: ResponseRecord) -> None:
+        super().__init__(output)
+        self._record = record
+
+    def add(self, piece: TextPiece) -> None:
+        """Take one piece."""
+        self.finish_reason = piece.finish_reason
+        self._record.take(piece)
+
+
 class RecordedResponse(GenerationResponse):
     """Lets others know of the response as long as it runs."""
 
@@ -161,3 +176,6 @@ class RecordedResponse(GenerationResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._record.end()
+
+    def _collected(self, output: TextOutput) -> Collected:
+        return _RecordedChoice(output, self._record)

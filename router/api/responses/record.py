@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from router.api.answers.answer_format import AnswerHead
+from router.api.answers.answer_format import AnswerHead, with_field
 from router.api.answers.turn_blocks import Block, TurnBlocks
 from router.api.responses.body import ResponsesBody
-from router.request.text_output import TextOutput
+from router.request.text_output import TextOutput, TextPiece
 from router.stored_responses.store import ResponseStore, StoredResponse
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -40,6 +40,7 @@ class ResponseRecord:
         self.status: Status = "in_progress"
         self._error: dict[str, str] | None = None
         self._completed_s: int | None = None
+        self._rows: dict[int, list[str]] = {}
         self._constant = self._constant_fields(body)
 
     @property
@@ -80,73 +81,80 @@ class ResponseRecord:
         if self._stores:
             self._store.put(self.so_far())
 
+    def take(self, piece: TextPiece) -> None:
+        """Take a piece of an answer that is told at its end: what is said of its tokens is written as they come."""
+        for step in self.blocks.take(piece):
+            if step.entries:
+                self._rows_of(step.block)
+
     def so_far(self) -> StoredResponse:
         """What it is now."""
-        written = json.dumps([_followed_on(item) for item in self.output_items()]).encode()
         return StoredResponse(
             response_id=self.head.answer_id,
             owner=self._owner,
-            body=json.dumps(self.as_json()).encode(),
-            items=(*self._items, written),
+            body=self.as_json().encode(),
+            # Log-probabilities say nothing to a model that follows on, and are many times the text.
+            items=(*self._items, self._items_json(has_logprobs=False).encode()),
             status=self.status,
         )
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> str:
         """The response object."""
         is_limited = self.status == "incomplete"
-        return {
+        fields = {
             **self._constant,
             "status": self.status,
             "completed_at": self._completed_s,
             "error": self._error,
             "incomplete_details": {"reason": "max_output_tokens"} if is_limited else None,
-            "output": self.output_items(),
             "usage": None if self.status == "in_progress" else self._usage(),
         }
+        return with_field(json.dumps(fields), "output", self._items_json())
 
-    def output_items(self) -> list[dict[str, Any]]:
+    def _items_json(self, *, has_logprobs: bool = True) -> str:
         """What the model wrote, as items."""
-        return [self.item(block) for block in self.blocks.blocks]
+        items = (self.item_json(block, has_logprobs=has_logprobs) for block in self.blocks.blocks)
+        return f"[{', '.join(items)}]"
 
     def item_id(self, block: Block) -> str:
         """The id of the item that a block is."""
         return f"{_ID_PREFIXES[block.kind]}_{self._unique}{block.index:02x}"
 
-    def item(self, block: Block) -> dict[str, Any]:
-        """A block as an item, as far as it came."""
-        status = "completed" if block.is_complete else "in_progress" if self.status == "in_progress" else "incomplete"
+    def item_json(self, block: Block, *, is_closed: bool = False, has_logprobs: bool = True) -> str:
+        """A block as an item, as far as it came; one that ``is_closed`` gets no further."""
+        is_open = self.status == "in_progress" and not is_closed
+        status = "completed" if block.is_complete else "in_progress" if is_open else "incomplete"
         item: dict[str, Any] = {"id": self.item_id(block), "status": status}
+        has_part = block.texts and block.kind != "call"
+        content = f"[{self.part_json(block, has_logprobs=has_logprobs)}]" if has_part else "[]"
         match block.kind:
             case "text":
-                content = [self.part(block)] if block.texts else []
-                return item | {"type": "message", "role": "assistant", "content": content}
+                return with_field(json.dumps(item | {"type": "message", "role": "assistant"}), "content", content)
             case "reasoning":
-                return item | {"type": "reasoning", "summary": [], "content": [self.part(block)] if block.texts else []}
+                return with_field(json.dumps(item | {"type": "reasoning", "summary": []}), "content", content)
             case "call":
-                return item | {
-                    "type": "function_call",
-                    "call_id": block.call_id,
-                    "name": block.name,
-                    "arguments": block.text,
-                }
+                called = {"call_id": block.call_id, "name": block.name, "arguments": block.text}
+                return json.dumps(item | {"type": "function_call", **called})
 
-    def part(self, block: Block) -> dict[str, Any]:
-        """The one part that a block of text has."""
+    def part_json(self, block: Block, *, is_empty: bool = False, has_logprobs: bool = True) -> str:
+        """The one part that a block of text has; ``is_empty`` gives it as it was before its first text."""
+        text = "" if is_empty else block.text
         if block.kind == "reasoning":
-            return {"type": "reasoning_text", "text": block.text}
-        return {
-            "type": "output_text",
-            "text": block.text,
-            "annotations": [],
-            "logprobs": self.logprobs(block.entries),
-        }
+            return json.dumps({"type": "reasoning_text", "text": text})
+        part = json.dumps({"type": "output_text", "text": text, "annotations": []})
+        return with_field(part, "logprobs", self.logprobs_json(block) if has_logprobs and not is_empty else "[]")
 
-    def logprobs(self, entries: Sequence[Any]) -> list[Any]:
-        """What is said of tokens."""
-        if self.head.logprobs is None or not entries:
-            return []
-        content: Any = self.head.logprobs.chat(entries)["content"]
-        return [entry | {"bytes": entry["bytes"] or []} for entry in content]
+    def logprobs_json(self, block: Block, *, first: int = 0) -> str:
+        """What is said of a block's tokens, the ``first`` ones aside."""
+        return f"[{', '.join(self._rows_of(block)[first:])}]"
+
+    def _rows_of(self, block: Block) -> list[str]:
+        """What is said of each token, as JSON. It is told several times, and written once, when the token comes: all
+        at the end would keep other streams waiting."""
+        rows = self._rows.setdefault(block.index, [])
+        if self.head.logprobs is not None:
+            rows += self.head.logprobs.chat_rows(block.entries[len(rows) :], has_bytes=True)
+        return rows
 
     def _usage(self) -> dict[str, Any]:
         output = self.output
@@ -191,13 +199,6 @@ class ResponseRecord:
             "truncation": body.truncation or "disabled",
             "user": body.user,
         }
-
-
-def _followed_on(item: dict[str, Any]) -> dict[str, Any]:
-    """An item as the conversation has it: log-probabilities say nothing to a model, and are many times the text."""
-    if item["type"] != "message":
-        return item
-    return item | {"content": [part | {"logprobs": []} for part in item["content"]]}
 
 
 def _plain(choice: Any) -> Any:

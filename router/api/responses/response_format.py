@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from router.api.answers.answer_format import AnswerHead, Collected, json_string
+from router.api.answers.answer_format import AnswerHead, Collected, json_string, with_field
 from router.api.answers.sse import StreamEnding
 from router.api.answers.turn_blocks import Block, BlockStep
 from router.api.responses.record import ResponseRecord, Status
@@ -65,12 +65,10 @@ class ResponseFormat:
         return self._of_response("response.failed")
 
     def whole(self, choices: Sequence[Collected], outputs: Sequence[TextOutput]) -> bytes:  # noqa: ARG002 (one output)
-        """The answer in one piece."""
+        """The answer in one piece, of which the record took the pieces."""
         [choice] = choices
-        for _ in self._record.blocks.take(choice.as_piece()):
-            pass
         self._record.finish(_status(choice.finish_reason))
-        return json.dumps(self._record.as_json()).encode()
+        return self._record.as_json().encode()
 
     def _step(self, step: BlockStep) -> bytes:
         match step.kind:
@@ -82,23 +80,23 @@ class ResponseFormat:
                 return self._closed(step.block)
 
     def _opened(self, block: Block) -> bytes:
-        return self._write("response.output_item.added", output_index=block.index, item=self._record.item(block))
+        item = self._record.item_json(block)
+        return self._write("response.output_item.added", {"item": item}, output_index=block.index)
 
     def _grown(self, step: BlockStep) -> bytes:
         block = step.block
         begin = b""
         if len(block.texts) == 1 and block.kind != "call":
-            part = self._record.part(block) | {"text": ""}
-            if "logprobs" in part:
-                part["logprobs"] = []
-            begin = self._write("response.content_part.added", **self._place(block), part=part)
+            part = self._record.part_json(block, is_empty=True)
+            begin = self._write("response.content_part.added", {"part": part}, **self._place(block))
         if not step.text and not step.entries:
             return begin
         kind = _DELTAS[block.kind]
         content = "" if block.kind == "call" else '"content_index":0,'
         logprobs = ""
         if block.kind == "text":
-            logprobs = f',"logprobs":{json.dumps(self._record.logprobs(step.entries))}'
+            num_before = len(block.entries) - len(step.entries)
+            logprobs = f',"logprobs":{self._record.logprobs_json(block, first=num_before)}'
         return (
             begin
             + (
@@ -114,27 +112,29 @@ class ResponseFormat:
         if block.kind == "call":
             del place["content_index"]
             done = {"name": block.name, "arguments": block.text}
-            events.append(self._write("response.function_call_arguments.done", **place, **done))
+            events.append(self._write("response.function_call_arguments.done", {}, **place, **done))
         elif block.texts:
-            part = record.part(block)
-            told = {name: part[name] for name in ("text", "logprobs") if name in part}
-            kind = "output_text" if block.kind == "text" else "reasoning_text"
-            events.append(self._write(f"response.{kind}.done", **place, **told))
-            events.append(self._write("response.content_part.done", **place, part=part))
-        item = record.item(block)
-        if not block.is_complete:
-            item["status"] = "incomplete"
-        events.append(self._write("response.output_item.done", output_index=block.index, item=item))
+            is_content = block.kind == "text"
+            told = {"logprobs": record.logprobs_json(block)} if is_content else {}
+            kind = "output_text" if is_content else "reasoning_text"
+            events.append(self._write(f"response.{kind}.done", told, **place, text=block.text))
+            part = record.part_json(block)
+            events.append(self._write("response.content_part.done", {"part": part}, **place))
+        item = record.item_json(block, is_closed=True)
+        events.append(self._write("response.output_item.done", {"item": item}, output_index=block.index))
         return b"".join(events)
 
     def _place(self, block: Block) -> dict[str, Any]:
         return {"item_id": self._record.item_id(block), "output_index": block.index, "content_index": 0}
 
     def _of_response(self, kind: str) -> bytes:
-        return self._write(kind, response=self._record.as_json())
+        return self._write(kind, {"response": self._record.as_json()})
 
-    def _write(self, kind: str, **fields: Any) -> bytes:
+    def _write(self, kind: str, written: Mapping[str, str], **fields: Any) -> bytes:
+        """An event with fields of which some are JSON already."""
         body = json.dumps({"type": kind, "sequence_number": self._number(), **fields})
+        for name, value in written.items():
+            body = with_field(body, name, value)
         return f"event: {kind}\ndata: {body}\n\n".encode()
 
     def _number(self) -> int:
