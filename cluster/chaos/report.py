@@ -7,18 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cluster.chaos.load import Answer, ChaosRequest
-
-
-@dataclass(slots=True, kw_only=True)
-class FaultRecord:
-    """One step that broke something; ``whole_s`` is None until the cluster was seen whole again."""
-
-    what: str
-    began_s: float
-    ended_s: float | None = None
-    whole_s: float | None = None
-    longest_pause_s: float = 0.0
-
+from cluster.chaos.scenario import BROKEN
 
 NOTICE_S = 5.0
 """For so long Serve's proxies may still choose a router that is gone."""
@@ -63,8 +52,48 @@ class ProxyLoss:
 
 
 @dataclass(slots=True, kw_only=True)
+class FaultRecord:
+    """One step that broke something; ``whole_s`` is None until the cluster was seen whole again.
+
+    ``expects`` is what grows when it strikes, ``before`` what had been counted when it began, and ``grew`` how much
+    what it expects grew from then on.
+    """
+
+    what: str
+    began_s: float
+    ended_s: float | None = None
+    whole_s: float | None = None
+    longest_pause_s: float = 0.0
+    expects: tuple[str, ...] = ()
+    before: dict[str, float] = field(default_factory=dict)
+    grew: dict[str, float] = field(default_factory=dict)
+    losses: list[RouterLoss | ProxyLoss] = field(default_factory=list)
+
+    @property
+    def is_missed(self) -> bool:
+        """True when nothing grew of what grows when it strikes."""
+        return bool(self.expects) and not any(self.grew.values())
+
+    @property
+    def miss(self) -> str:
+        """What is told of a fault that did not strike, and what helps."""
+        remedy = "a larger load" if self.expects == (BROKEN,) else "roles: fixed or a larger load"
+        return f"{self.what}: {' and '.join(self.expects)} did not grow; use {remedy}"
+
+    def line(self) -> str:
+        """For people."""
+        whole = "not seen whole again" if self.whole_s is None else f"whole again after {self.whole_s:.1f} s"
+        told = f"{self.what}: longest pause of a stream {self.longest_pause_s:.2f} s, {whole}"
+        if not self.expects:
+            return told
+        grew = ", ".join(f"{name} {value:g}" for name, value in self.grew.items())
+        return f"{told}; {'did not strike as expected' if self.is_missed else 'struck'} ({grew})"
+
+
+@dataclass(slots=True, kw_only=True)
 class ChaosReport:
-    """The outcome of one scenario; times are seconds. ``problems`` is empty when all checks hold."""
+    """The outcome of one scenario; times are seconds. ``problems`` is empty when all checks hold, and ``warnings`` when
+    every fault struck as far as can be told."""
 
     scenario: str
     num_requests: int = 0
@@ -81,6 +110,7 @@ class ChaosReport:
     leaks: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def judge_answers(
         self,
@@ -107,6 +137,26 @@ class ChaosReport:
             fault.longest_pause_s = max(pauses, default=0.0)
         self.longest_pause_s = max((fault.longest_pause_s for fault in self.faults), default=0.0)
 
+    def judge_strikes(self, answers: Sequence[Answer], *, must_strike: bool) -> None:
+        """See whether each fault struck: what it expects grew until the next fault that expects the same.
+
+        One that did not is a problem where all ``must_strike``, and a warning elsewhere.
+        """
+        for number, fault in enumerate(self.faults):
+            for name in fault.expects:
+                if name == BROKEN:
+                    fault.grew[name] = sum(loss.excused(answers) for loss in fault.losses)
+                    continue
+                later = (other.before[name] for other in self.faults[number + 1 :] if name in other.expects)
+                fault.grew[name] = max(next(later, self.counted[name]) - fault.before[name], 0.0)
+        missed = [fault.miss for fault in self.faults if fault.is_missed]
+        words = "no fault struck" if self._all_missed else "a fault did not strike"
+        (self.problems if must_strike else self.warnings).extend(f"{words} as expected: {told}" for told in missed)
+
+    @property
+    def _all_missed(self) -> bool:
+        return all(fault.is_missed for fault in self.faults if fault.expects)
+
     def as_json(self) -> dict[str, Any]:
         """For files."""
         return asdict(self)
@@ -114,14 +164,17 @@ class ChaosReport:
     def lines(self) -> list[str]:
         """For people."""
         told = [f"{self.scenario}: {self.num_requests} requests, {self.num_tokens} tokens in {self.duration_s:.0f} s"]
-        for fault in self.faults:
-            whole = "not seen whole again" if fault.whole_s is None else f"whole again after {fault.whole_s:.1f} s"
-            told.append(f"  {fault.what}: longest pause of a stream {fault.longest_pause_s:.2f} s, {whole}")
+        told += [f"  {fault.line()}" for fault in self.faults]
         told.append(
             f"  lost {self.num_lost}, wrong {self.num_wrong}, leaked {len(self.leaks)}, "
             f"broken with a killed router or proxy {self.num_broken_with_router}, "
             f"refused and tried again {self.num_refusals}"
         )
         told.append("  " + ", ".join(f"{name} {value:g}" for name, value in self.counted.items()))
-        told += [f"  FAILED: {problem}" for problem in self.problems] or ["  all checks hold"]
+        told += [f"  WARNING: {warning}" for warning in self.warnings]
+        told += [f"  FAILED: {problem}" for problem in self.problems]
+        if self.warnings and not self.problems:
+            told.append(f"  the checks hold, but {'no' if self._all_missed else 'not every'} fault struck as expected")
+        elif not self.problems:
+            told.append("  all checks hold")
         return told

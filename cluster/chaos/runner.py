@@ -25,7 +25,7 @@ from cluster.chaos.live_cluster import (
 )
 from cluster.chaos.load import LoadRun, make_asks
 from cluster.chaos.report import ChaosReport, FaultRecord, ProxyLoss, RouterLoss
-from cluster.chaos.scenario import MEMBERS, Choice, Command, Scenario, ScenarioError, Step
+from cluster.chaos.scenario import MEMBERS, TOTALS, Choice, Command, Scenario, ScenarioError, Step
 from cluster.chaos.tally import Tally
 from router.roles import ROLES
 
@@ -33,7 +33,6 @@ POLL_PERIOD_S = 0.2
 TIMEOUT = httpx.Timeout(300.0, connect=10.0)
 ANSWER_TIMEOUT_S = 15.0
 TOKENS_TIMEOUT_S = 120.0
-COUNTED = ("migrations", "drain_moves", "prefill_retries", "failed_loads", "recomputed_tokens", "leases_expired")
 Tell = Callable[[str], None]
 
 
@@ -46,7 +45,7 @@ class ChaosRunner:
         self._headers = headers
         self._tell = tell
         self._report = ChaosReport(scenario=scenario.name)
-        self._tally = Tally(COUNTED)
+        self._tally = Tally(TOTALS)
         self._ended: set[str] = set()
         self._losses: list[RouterLoss | ProxyLoss] = []
         self._wanted: dict[str, int] = {}
@@ -81,10 +80,12 @@ class ChaosRunner:
             finally:
                 await self._clean_up(cluster, load)
             self._report.duration_s = time.monotonic() - started_s
-            self._report.judge_answers(load.answers, undisturbed, losses=self._losses)
+            losses = self._losses if self._scenario.checks.lost_with_router else []
+            self._report.judge_answers(load.answers, undisturbed, losses=losses)
             self._report.leaks = await self._wait_for_rest(cluster)
             await self._ask(cluster)
             self._report.counted = self._tally.counted
+        self._report.judge_strikes(load.answers, must_strike=self._scenario.checks.struck)
         self._check()
         return self._report
 
@@ -115,10 +116,13 @@ class ChaosRunner:
             "faults": lambda: self._faults(step.faults or {}, cluster, f"faults {step.faults}"),
             "partition": lambda: self._faults(PARTITION, cluster, "partition between the workers"),
         }
-        began_s = time.monotonic()
+        began_s, before, num_losses = time.monotonic(), self._tally.counted, len(self._losses)
         what = await actions[step.name]()
         self._tell(f"  {what}")
-        self._report.faults.append(FaultRecord(what=what, began_s=began_s))
+        losses = self._losses[num_losses:]
+        self._report.faults.append(
+            FaultRecord(what=what, began_s=began_s, expects=tuple(step.expects), before=before, losses=losses)
+        )
 
     async def _signal(self, choice: Choice | None, cluster: LiveCluster, number: signal.Signals) -> str:
         assert choice is not None
@@ -133,7 +137,7 @@ class ChaosRunner:
         return f"{number.name} {choice.role} {names(rows)}"
 
     def _note_loss(self, routers: list[Row], asked_s: float) -> None:
-        if routers and self._scenario.checks.lost_with_router:
+        if routers:
             num_open = sum(running_of(row) for row in routers)
             self._losses.append(RouterLoss(asked_s=asked_s, gone_s=time.monotonic(), num_open=num_open))
 
@@ -198,8 +202,7 @@ class ChaosRunner:
         finally:
             load.is_proxy_away = False
         back_s = time.monotonic()
-        if self._scenario.checks.lost_with_router:
-            self._losses.append(ProxyLoss(asked_s=asked_s, back_s=back_s))
+        self._losses.append(ProxyLoss(asked_s=asked_s, back_s=back_s))
         pids = ", ".join(str(process.pid) for process in proxies)
         return f"SIGKILL proxy (pid {pids}), which answers again after {back_s - asked_s:.1f} s"
 
@@ -296,9 +299,13 @@ class ChaosRunner:
                 timer.cancel()
         cluster.resume()
         await load.cancel()
-        if any(step.faults is not None or step.partition is not None for step in self._scenario.steps):
+        if self._needs_faults:
             with contextlib.suppress(httpx.HTTPError):
                 await cluster.set_faults({})
+
+    @property
+    def _needs_faults(self) -> bool:
+        return any(step.needs_faults for step in self._scenario.steps)
 
     async def _note_memory(self, cluster: LiveCluster) -> None:
         status = await self._ask(cluster)

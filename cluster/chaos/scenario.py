@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
@@ -17,6 +17,29 @@ MEMBERS = (*ROLES, ROUTER)
 """What a scenario can break: the workers of a role, or the routers."""
 
 Pick = Literal["busiest", "idlest", "random", "all"]
+
+Total = Literal[
+    "migrations",
+    "drain_moves",
+    "prefill_retries",
+    "local_prefills",
+    "failed_loads",
+    "failed_blocks",
+    "recomputed_tokens",
+    "leases_expired",
+]
+"""The totals of /status that a run counts."""
+
+TOTALS: tuple[str, ...] = get_args(Total)
+
+BROKEN = "broken_with_router"
+"""Requests that broke with a killed router or proxy, which the load counts."""
+
+Mark = Literal[Total, "broken_with_router"]
+"""Where it shows that a fault struck."""
+
+MENDING = ("sleep", "wait_for_tokens", "resume", "heal", "wait_for_recovery")
+"""Steps that break nothing."""
 
 
 class ScenarioError(Exception):
@@ -65,7 +88,7 @@ class Command(Section):
 
 
 class Step(Section):
-    """Exactly one of these."""
+    """Exactly one of these; ``expects`` may stand beside one that breaks something."""
 
     sleep: float | None = Field(default=None, ge=0, description="Seconds to let the load run.")
     wait_for_tokens: int | None = Field(default=None, ge=1, description="Until the streams got so many more tokens.")
@@ -91,17 +114,33 @@ class Step(Section):
         default=None, gt=0, description="Until the cluster is whole again; seconds at most."
     )
 
+    expects: list[Mark] = Field(
+        default=[], min_length=1, description="What grows when the fault strikes: one of these at least."
+    )
+
     @model_validator(mode="after")
     def _is_one(self) -> Self:
-        if len(self.model_fields_set) != 1:
-            names = ", ".join(sorted(self.model_fields_set)) or "nothing"
-            raise ValueError(f"a step does exactly one thing, this one names {names}")
+        actions = sorted(key_of(name) for name in self.model_fields_set - {"expects"})
+        if len(actions) != 1:
+            raise ValueError(f"a step does exactly one thing, this one names {', '.join(actions) or 'nothing'}")
+        if self.expects and self.name in MENDING:
+            raise ValueError(f"{actions[0]} breaks nothing, and so it expects nothing")
         return self
 
     @property
     def name(self) -> str:
         """What it does."""
-        return next(iter(self.model_fields_set))
+        return next(iter(self.model_fields_set - {"expects"}))
+
+    @property
+    def needs_faults(self) -> bool:
+        """True for a step that connectors refuse unless the cluster allows faults."""
+        return self.faults is not None or self.partition is not None
+
+
+def key_of(name: str) -> str:
+    """The field of a step as it is written."""
+    return Step.model_fields[name].alias or name
 
 
 class ChecksSection(Section):
@@ -114,6 +153,9 @@ class ChecksSection(Section):
     wrong: int = Field(default=0, ge=0, description="Answers that may differ from the undisturbed run.")
     leaks: bool = Field(default=False, description="Whether blocks may stay held.")
     recomputed: bool = Field(default=True, description="Whether KV may be computed again (a drain needs none of it).")
+    struck: bool = Field(
+        default=False, description="Whether every fault must show in what its step expects; else that is a warning."
+    )
     max_pause_s: float | None = Field(default=None, gt=0, description="Longest silence that a stream may suffer.")
     rest_timeout_s: float = Field(default=60.0, gt=0, description="How long blocks may take to come free.")
 

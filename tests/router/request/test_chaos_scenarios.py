@@ -27,11 +27,11 @@ async def test_scenario_runs_against_a_router_and_its_report_tells_of_the_move(m
             "load": SMALL_LOAD,
             "steps": [
                 {"wait_for_tokens": 200},
-                {"drain": {"role": "decode", "min_running": 6}},
+                {"drain": {"role": "decode", "min_running": 6}, "expects": ["drain_moves"]},
                 {"run": {"command": [sys.executable, "-c", "print()"]}},
                 {"wait_for_tokens": 400},
             ],
-            "checks": {"recomputed": False},
+            "checks": {"recomputed": False, "struck": True},
         },
         where="test",
     )
