@@ -96,6 +96,14 @@ def message_of(response: httpx.Response) -> str:
     return response.text[:200] if message is None else message
 
 
+def code_of(response: httpx.Response) -> str | None:
+    """The code of an error in OpenAI's shape; None where there is none."""
+    try:
+        return str(response.json()["error"]["code"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
 def _openai_message(response: httpx.Response) -> str | None:
     try:
         return str(response.json()["error"]["message"])

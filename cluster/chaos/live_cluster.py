@@ -14,7 +14,7 @@ import httpx
 import psutil
 
 from cluster.chaos.scenario import MEMBERS, Choice, ScenarioError
-from cluster.client import answer_of
+from cluster.client import answer_of, code_of
 
 PARTITION = {"handshake_refused": 1.0, "read_fails": 1.0, "notification_lost": 1.0}
 """What makes workers unreachable for each other: nothing is met, read, or told."""
@@ -146,6 +146,10 @@ class LiveCluster:
         """Have all connectors suffer these, and no others.
 
         A worker that was killed a moment ago does not answer until the cluster has noticed: then it is asked again.
+
+        Raises:
+            ScenarioError: The cluster allows none.
+            httpx.HTTPError: It does not answer, or refuses these.
         """
         deadline_s = time.monotonic() + NOTICED_TIMEOUT_S
         while True:
@@ -153,6 +157,11 @@ class LiveCluster:
             if response.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline_s:
                 break
             await asyncio.sleep(NOTICED_POLL_S)
+        if code_of(response) == "faults_not_allowed":
+            raise ScenarioError(
+                "the cluster allows no faults, which steps of this scenario need: start it with "
+                "kv_transfer: {allow_faults: true} in its configuration"
+            )
         response.raise_for_status()
 
 

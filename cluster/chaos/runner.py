@@ -66,6 +66,8 @@ class ChaosRunner:
             self._wanted = {role: len(members(await cluster.status(), role)) for role in MEMBERS}
             section = self._scenario.load
             load = LoadRun(client, make_asks(section), num_streams=section.streams, pause_s=section.pause_s)
+            if self._needs_faults:
+                await cluster.set_faults({})  # refused now, and not after the undisturbed run
             self._tell(f"{self._scenario.name}: the undisturbed run")
             undisturbed = await load.once()
             await self._ask(cluster)
@@ -300,7 +302,7 @@ class ChaosRunner:
         cluster.resume()
         await load.cancel()
         if self._needs_faults:
-            with contextlib.suppress(httpx.HTTPError):
+            with contextlib.suppress(httpx.HTTPError, ScenarioError):
                 await cluster.set_faults({})
 
     @property

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from cluster.config.config_file import parse_yaml, reason
+from cluster.chaos.fault_names import known_faults
+from cluster.config.config_file import ConfigFileError, describe_problems, read_mapping
 from cluster.config.config_section import Section
 from cluster.config.names import ROUTER
 from router.roles import ROLES
@@ -107,7 +107,9 @@ class Step(Section):
         description="SIGKILL what listens on the API's port; seconds at most until it is back.",
     )
     run: Command | None = Field(default=None, description="Run a command, and wait until it ended well.")
-    faults: dict[str, float] | None = Field(default=None, description="Faults of all connectors from now on.")
+    faults: Annotated[dict[str, float], AfterValidator(known_faults)] | None = Field(
+        default=None, description="Faults of all connectors from now on."
+    )
     partition: Literal["workers"] | None = Field(default=None, description="No worker reaches another, until `heal`.")
     heal: Literal["all"] | None = Field(default=None, description="End all faults of connectors.")
     wait_for_recovery: float | None = Field(
@@ -123,6 +125,8 @@ class Step(Section):
         actions = sorted(key_of(name) for name in self.model_fields_set - {"expects"})
         if len(actions) != 1:
             raise ValueError(f"a step does exactly one thing, this one names {', '.join(actions) or 'nothing'}")
+        if getattr(self, self.name) is None:
+            raise ValueError(f"{actions[0]} has no value")
         if self.expects and self.name in MENDING:
             raise ValueError(f"{actions[0]} breaks nothing, and so it expects nothing")
         return self
@@ -178,9 +182,9 @@ def load_scenario(path: Path) -> Scenario:
         ScenarioError: The file is missing, or is no scenario.
     """
     try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ScenarioError(f"cannot read the scenario {path}: {' '.join(str(error).split())}") from error
+        content = read_mapping(path, Scenario, kind="scenario")
+    except ConfigFileError as error:
+        raise ScenarioError(str(error)) from error
     return parse_scenario(content, where=str(path))
 
 
@@ -188,11 +192,9 @@ def parse_scenario(content: Any, *, where: str) -> Scenario:
     """Check a scenario.
 
     Raises:
-        ScenarioError: Names the first thing that is wrong.
+        ScenarioError: Names everything that is wrong.
     """
     try:
         return Scenario.model_validate(content)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in problem["loc"])
-        raise ScenarioError(f"{where}: {place + ': ' if place else ''}{reason(problem['msg'])}") from error
+        raise ScenarioError("; ".join(describe_problems(error, where=where, flags={}, schema=Scenario))) from error

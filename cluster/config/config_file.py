@@ -194,13 +194,19 @@ def suggestion(path: list[str], schema: type[BaseModel]) -> str:
         model = section_type(model.model_fields[part].annotation) if model and part in model.model_fields else None
     if model is None:
         return ""
-    nearest = difflib.get_close_matches(path[-1], list(model.model_fields), n=1, cutoff=0.5)
+    known = keys_of(model)
+    nearest = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
     if nearest:
         return f"; did you mean '{'.'.join([*path[:-1], nearest[0]])}'?"
     elsewhere = [name for name in nested_keys(schema) if name.split(".")[-1] == path[-1]]
     if elsewhere:
         return f"; did you mean '{elsewhere[0]}'?"
-    return f"; known keys: {', '.join(model.model_fields)}"
+    return f"; known keys: {', '.join(known)}"
+
+
+def keys_of(model: type[BaseModel]) -> list[str]:
+    """The keys of a section as they are written."""
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def section_type(annotation: Any) -> type[BaseModel] | None:

@@ -41,14 +41,44 @@ def test_sample_scenario_can_be_read(path: Path) -> None:
         ({"name": "x", "steps": [{"sleep": 1, "heal": "all"}]}, "this one names heal, sleep"),
         ({"name": "x", "steps": [{"kill": {"role": "nurse"}}]}, r"steps\.0\.kill\.role"),
         ({"name": "x", "steps": [{"sleep": 1}], "load": {"pause_s": -1}}, r"load\.pause_s"),
-        ({"name": "x", "steps": [{"explode": 1}]}, r"steps\.0\.explode"),
-        ({"steps": [{"sleep": 1}]}, "name"),
+        ({"name": "x", "steps": [{"zigzag": 1}]}, r"unknown key 'steps\.0\.zigzag'; known keys: .*, continue, "),
+        ({"name": "x", "steps": [{"kil": {"role": "decode"}}]}, r"'steps\.0\.kil'; did you mean 'steps\.0\.kill'\?"),
+        ({"name": "x", "steps": [{"kill": {"rol": "decode"}}]}, r"did you mean 'steps\.0\.kill\.role'\?"),
+        ({"name": "x", "steps": [{"continu": "all"}]}, r"did you mean 'steps\.0\.continue'\?"),
+        ({"name": "x", "steps": [{"kill": None}]}, r"steps\.0: kill has no value"),
+        ({"name": "x", "distinct": 4, "steps": [{"sleep": 1}]}, r"did you mean 'load\.distinct'\?"),
+        ({"name": "x", "steps": [{"faults": {"read_fail": 1}}]}, r"steps\.0\.faults: .*did you mean 'read_fails'\?"),
+        ({"name": "x", "steps": [{"faults": {"read_fails": 2}}]}, r"faults\.read_fails: a probability lies in 0 to 1"),
+        ({"name": "x", "steps": [{"sleep": 1, "expects": ["migrations"]}]}, "sleep breaks nothing"),
+        ({"name": "x", "steps": [{"expects": ["migrations"]}]}, "names nothing"),
+        ({"name": "x", "steps": [{"replace": 9, "expects": ["moves"]}]}, r"steps\.0\.expects\.0: .*got 'moves'"),
+        ({"steps": [{"sleep": 1}]}, "name is missing"),
         ("nothing", "valid dictionary"),
     ],
 )
 def test_mistake_in_a_scenario_is_named(content: Any, problem: str) -> None:
     with pytest.raises(ScenarioError, match=problem):
         parse_scenario(content, where="file")
+
+
+def test_all_mistakes_in_a_scenario_are_told_at_once() -> None:
+    with pytest.raises(ScenarioError) as caught:
+        parse_scenario({"steps": [{"kil": 1}], "lod": {}}, where="file")
+
+    assert [told.partition(",")[0] for told in str(caught.value).split("; ") if told.startswith("file: ")] == [
+        "file: name is missing",
+        "file: unknown key 'steps.0.kil'",
+        "file: unknown key 'lod'",
+    ]
+
+
+def test_missing_scenario_is_named_once(tmp_path: Path) -> None:
+    file = tmp_path / "none.yaml"
+
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(file)
+
+    assert str(caught.value) == f"cannot read the scenario {file}: No such file or directory"
 
 
 LOSS = RouterLoss(asked_s=2.0, gone_s=2.5, num_open=1)

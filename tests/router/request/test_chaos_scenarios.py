@@ -53,6 +53,23 @@ async def test_scenario_runs_against_a_router_and_its_report_tells_of_the_move(m
     assert report.lines()[-1] == "  all checks hold"
 
 
+async def test_faults_that_the_cluster_does_not_allow_are_refused_before_any_load(model_dir: Path) -> None:
+    content = {"name": "x", "load": SMALL_LOAD, "steps": [{"wait_for_tokens": 200}, {"partition": "workers"}]}
+    told: list[str] = []
+    async with engine_pools(num_prefill=1, num_decode=1) as (prefill, decode):
+        service = RouterService(model_dir, "tiny", {"prefill": prefill, "decode": decode}, FAST)
+        await service.start()
+        try:
+            async with live_app(build_app(service)) as url:
+                with pytest.raises(ScenarioError, match=r"start it with kv_transfer: \{allow_faults: true\}"):
+                    await ChaosRunner(parse_scenario(content, where="x"), url=url, headers={}, tell=told.append).run()
+        finally:
+            await service.close()
+
+    assert told == []
+    assert prefill.submitted == decode.submitted == []
+
+
 async def test_command_that_fails_ends_the_scenario_with_what_it_said(model_dir: Path) -> None:
     words = [sys.executable, "-c", "import sys; sys.exit('no such deployment')"]
     scenario = parse_scenario({"name": "x", "load": SMALL_LOAD, "steps": [{"run": {"command": words}}]}, where="test")

@@ -1,0 +1,30 @@
+"""Faults of connectors as a scenario names them: which there are."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+
+from kv_transfer.errors import InvalidOptionError
+from kv_transfer.fault_options import FaultOptions
+
+NAMES = tuple(item.name for item in dataclasses.fields(FaultOptions) if item.name != "schedule")
+
+
+def known_faults(faults: dict[str, float]) -> dict[str, float]:
+    """These faults, all of which exist.
+
+    Raises:
+        ValueError: One does not, or its value cannot be.
+    """
+    for name in faults:
+        if name not in NAMES:
+            nearest = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.5)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known faults: {', '.join(NAMES)}"
+            raise ValueError(f"there is no fault {name!r}; {hint}")
+    values = {name: int(value) if name == "seed" else value for name, value in faults.items()}
+    try:
+        FaultOptions(**values)  # type: ignore[arg-type]  # the names are checked
+    except InvalidOptionError as error:
+        raise ValueError(str(error)) from error
+    return faults
