@@ -1,12 +1,13 @@
-"""Faults of connectors as a scenario names them: which there are."""
+"""Faults of connectors as a scenario names them: which there are, and how people are told of them."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Mapping
 
 from kv_transfer.errors import InvalidOptionError
-from kv_transfer.fault_options import FaultOptions
+from kv_transfer.fault_options import Fault, FaultOptions
 
 NAMES = tuple(item.name for item in dataclasses.fields(FaultOptions) if item.name != "schedule")
 
@@ -28,3 +29,13 @@ def known_faults(faults: dict[str, float]) -> dict[str, float]:
     except InvalidOptionError as error:
         raise ValueError(str(error)) from error
     return faults
+
+
+def words_of(faults: Mapping[str, float]) -> str:
+    """The faults for people: how likely each is, and then what else was said of them."""
+    told = [f"{name} {100 * value:g} %" for name, value in faults.items() if name in set(Fault)]
+    if "late_s" in faults:
+        told.append(f"late by {faults['late_s']:g} s")
+    if "seed" in faults:
+        told.append(f"seed {faults['seed']:g}")
+    return ", ".join(told) or "none"

@@ -202,7 +202,7 @@ def leaks_of(status: dict[str, Any]) -> list[str]:
             if row["counters"].get("num_integrity_failures"):
                 held["num_integrity_failures"] = row["counters"]["num_integrity_failures"]
             if held:
-                found.append(f"{role} {row['replica_id']}: {held}")
+                found.append(f"{role} {row['replica_id']}: {', '.join(f'{name} {held[name]}' for name in held)}")
     return found
 
 

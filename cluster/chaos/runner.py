@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import psutil
 
+from cluster.chaos.fault_names import words_of
 from cluster.chaos.live_cluster import (
     NODE_END_S,
     PARTITION,
@@ -115,7 +116,7 @@ class ChaosRunner:
             "kill_node": lambda: self._kill_node(step.kill_node, cluster),
             "kill_proxy": lambda: self._kill_proxy(step.kill_proxy or 0.0, cluster, load),
             "run": lambda: self._run(step.run),
-            "faults": lambda: self._faults(step.faults or {}, cluster, f"faults {step.faults}"),
+            "faults": lambda: self._faults(step.faults or {}, cluster, f"faults: {words_of(step.faults or {})}"),
             "partition": lambda: self._faults(PARTITION, cluster, "partition between the workers"),
         }
         began_s, before, num_losses = time.monotonic(), self._tally.counted, len(self._losses)
@@ -320,7 +321,7 @@ class ChaosRunner:
     def _check(self) -> None:
         checks, report = self._scenario.checks, self._report
         if report.num_lost > checks.lost:
-            report.problems.append(f"{report.num_lost} requests were lost: {report.errors[:3]}")
+            report.problems.append(f"{report.num_lost} requests were lost: {'; '.join(report.errors[:3])}")
         if report.num_wrong > checks.wrong:
             report.problems.append(f"{report.num_wrong} answers differ from the undisturbed run")
         if report.leaks and not checks.leaks:

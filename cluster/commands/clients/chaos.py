@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,10 +26,7 @@ def chaos(url: str, path: Path, console: Console, *, api_key: str = "", json_fil
         ScenarioError: It is none, or cannot be run here.
         httpx.HTTPError: The cluster does not answer, or refuses.
     """
-
-    def tell(line: str) -> None:
-        console.print(line, highlight=False, markup=False)
-
+    tell = teller(console)
     if json_file is not None:
         with writing(json_file), json_file.open("a"):  # now, and not after minutes of load
             pass
@@ -41,6 +38,15 @@ def chaos(url: str, path: Path, console: Console, *, api_key: str = "", json_fil
         with writing(json_file):
             json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n")
     return not report.problems
+
+
+def teller(console: Console) -> Callable[[str], None]:
+    """What prints lines as they are; only a terminal's are broken to fit."""
+
+    def tell(line: str) -> None:
+        console.print(line, highlight=False, markup=False, emoji=False, soft_wrap=not console.is_terminal)
+
+    return tell
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import pytest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cluster.chaos.fault_names import words_of
 from cluster.chaos.live_cluster import LiveCluster, is_whole, leaks_of
 from cluster.chaos.load import Answer, Breaker, ChaosRequest, LoadRun
 from cluster.chaos.report import ChaosReport, FaultRecord, ProxyLoss, RouterLoss
@@ -79,6 +80,12 @@ def test_missing_scenario_is_named_once(tmp_path: Path) -> None:
         load_scenario(file)
 
     assert str(caught.value) == f"cannot read the scenario {file}: No such file or directory"
+
+
+def test_faults_are_told_in_words() -> None:
+    told = words_of({"seed": 7.0, "read_fails": 0.2, "late_s": 0.5, "bit_flips": 0.125})
+
+    assert told == "read_fails 20 %, bit_flips 12.5 %, late by 0.5 s, seed 7"
 
 
 LOSS = RouterLoss(asked_s=2.0, gone_s=2.5, num_open=1)
@@ -275,7 +282,8 @@ def test_what_is_held_at_rest_is_a_leak(change: dict[str, int]) -> None:
 
     (leak,) = leaks_of(status)
 
-    assert "leaky" in leak
+    ((name, value),) = change.items()
+    assert leak == f"decode leaky: {name} {value}"
 
 
 @pytest.mark.parametrize("change", [{"is_left_out": True}, {"is_draining": True}, {"state": "unreachable"}])

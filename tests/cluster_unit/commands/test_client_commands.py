@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from cluster.chaos.scenario import ScenarioError
 from cluster.cli import app
-from cluster.commands.clients.chaos import chaos
+from cluster.commands.clients.chaos import chaos, teller
 
 SCENARIO = Path(__file__).parents[3] / "deploy" / "chaos" / "decode-killed.yaml"
 BODIES = {"html": b"<!doctype html>", "object": b'{"status": "ok"}', "list": b"[]", "no models": b'{"data": []}'}
@@ -67,3 +67,11 @@ def test_report_that_cannot_be_written_is_refused_before_anything_is_broken(tmp_
 
     with pytest.raises(ScenarioError, match=f"cannot write the report to {file}: No such file"):
         chaos("http://127.0.0.1:1", SCENARIO, Console(file=io.StringIO()), json_file=file)
+
+
+def test_lines_of_a_scenario_are_not_broken_in_files() -> None:
+    out, line = io.StringIO(), "a word " * 40 + ":x: [red]"
+
+    teller(Console(file=out))(line)
+
+    assert out.getvalue() == f"{line}\n"
