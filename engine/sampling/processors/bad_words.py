@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +15,42 @@ from engine.device.copies import put, upload
 from engine.sampling.processors.processor import BAD_WORD, FOREVER, NEVER, PerBatch
 from engine.sampling.token_history import TokenHistory
 
-_ANY: Final = -1
-
+LongArray = npt.NDArray[np.int64]
 Word = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _BatchWords:
-    """One entry a word: the batch row it concerns, the tokens before its last one (right-aligned), and the last one."""
+class _Words:
+    """Words, and the tokens before their last ones in one flat array, so that none pays for another's length.
 
-    index: npt.NDArray[np.int64]
+    Word ``i`` begins with the ``num_prefix[i]`` tokens of ``prefixes`` that end at ``prefix_ends[i]``, and ends with
+    ``last[i]``.
+    """
+
     prefixes: IntArray
+    prefix_ends: LongArray
     num_prefix: IntArray
-    last: npt.NDArray[np.int64]
+    last: LongArray
+
+    @classmethod
+    def of(cls, words: tuple[Word, ...]) -> _Words:
+        """The words of one request."""
+        given = [word for word in words if word]
+        num_prefix = np.array([len(word) - 1 for word in given], dtype=np.int32)
+        return cls(
+            prefixes=np.fromiter(chain.from_iterable(word[:-1] for word in given), dtype=np.int32),
+            prefix_ends=np.cumsum(num_prefix, dtype=np.int64),
+            num_prefix=num_prefix,
+            last=np.array([word[-1] for word in given], dtype=np.int64),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchWords:
+    """The words of a batch, and for each one the batch row that it concerns."""
+
+    index: LongArray
+    words: _Words
 
 
 class BadWords:
@@ -35,7 +58,7 @@ class BadWords:
 
     def __init__(self, max_num_seqs: int) -> None:
         self._is_concerned = np.zeros(max_num_seqs, dtype=np.bool_)
-        self._words: dict[int, tuple[Word, ...]] = {}
+        self._words: dict[int, _Words] = {}
         self._batch = PerBatch(self._gather)
 
     def set(self, row: int, sampling: SamplingParams, *, num_prompt_tokens: int) -> int:
@@ -43,13 +66,13 @@ class BadWords:
         words = sampling.bad_words
         if words or self._is_concerned[row]:
             self._batch.forget()
-            self._words[row] = words
+            self._words[row] = _Words.of(words)
         self._is_concerned[row] = bool(words)
         return FOREVER if words else NEVER
 
     def reads_history(self, row: int) -> bool:
         """See ``LogitsProcessor``."""
-        return bool(self._is_concerned[row]) and any(len(word) > 1 for word in self._words[row])
+        return bool(self._is_concerned[row]) and self._words[row].prefixes.size > 0
 
     def apply(self, logits: torch.Tensor, rows: IntArray, positions: IntArray, history: TokenHistory) -> None:
         """See ``LogitsProcessor``."""
@@ -58,33 +81,45 @@ class BadWords:
             put(logits, (upload(index, logits.device), upload(columns, logits.device)), BAD_WORD)
 
     def _gather(self, rows: IntArray, vocab_size: int, device: torch.device) -> _BatchWords:
-        words = [
-            (index, word)
-            for index, row in enumerate(rows.tolist())
-            if self._is_concerned[row]
-            for word in self._words[row]
-            if word and word[-1] < vocab_size
-        ]
-        width = max((len(word) - 1 for _, word in words), default=0)
-        prefixes = np.full((len(words), width), _ANY, dtype=np.int32)
-        for number, (_, word) in enumerate(words):
-            prefixes[number, width - len(word) + 1 :] = word[:-1]
+        """The words of a batch in which some row has any."""
+        concerned = [index for index, row in enumerate(rows.tolist()) if self._is_concerned[row]]
+        of_rows = [self._words[int(rows[index])] for index in concerned]
+        num_words = [len(words.last) for words in of_rows]
+        num_prefixes = np.array([len(words.prefixes) for words in of_rows], dtype=np.int64)
+        last = np.concatenate([words.last for words in of_rows])
+        prefix_ends = np.concatenate([words.prefix_ends for words in of_rows])
+        prefix_ends += np.repeat(np.cumsum(num_prefixes) - num_prefixes, num_words)
+        can_end = last < vocab_size
         return _BatchWords(
-            index=np.array([index for index, _ in words], dtype=np.int64),
-            prefixes=prefixes,
-            num_prefix=np.array([len(word) - 1 for _, word in words], dtype=np.int32),
-            last=np.array([word[-1] for _, word in words], dtype=np.int64),
+            index=np.repeat(np.array(concerned, dtype=np.int64), num_words)[can_end],
+            words=_Words(
+                prefixes=np.concatenate([words.prefixes for words in of_rows]),
+                prefix_ends=prefix_ends[can_end],
+                num_prefix=np.concatenate([words.num_prefix for words in of_rows])[can_end],
+                last=last[can_end],
+            ),
         )
 
 
 def _banned(
-    words: _BatchWords, rows: IntArray, positions: IntArray, history: TokenHistory
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Batch rows and token ids of the words that the next token would complete: their beginnings end the output."""
-    ends, chosen = positions[words.index], rows[words.index]
-    width = words.prefixes.shape[1]
-    columns = np.maximum(ends[:, None] - np.arange(width, 0, -1), 0)
-    tokens = history.token_ids[chosen[:, None], columns]
-    is_there = ((tokens == words.prefixes) | (words.prefixes == _ANY)).all(axis=1)
-    is_there &= ends - history.num_prompt_tokens[chosen] >= words.num_prefix
-    return words.index[is_there], words.last[is_there]
+    batch: _BatchWords, rows: IntArray, positions: IntArray, history: TokenHistory
+) -> tuple[LongArray, LongArray]:
+    """Batch rows and token ids of the words that the next token would complete: their beginnings end the output.
+
+    Words are compared from their ends, token by token, and given up at the first that differs: a step costs little more
+    than one comparison a word.
+    """
+    words = batch.words
+    ends, chosen = positions[batch.index], rows[batch.index]
+    open_words = np.flatnonzero(ends - history.num_prompt_tokens[chosen] >= words.num_prefix)
+    found: list[LongArray] = []
+    distance = 0
+    while open_words.size:
+        is_whole = words.num_prefix[open_words] == distance
+        found.append(open_words[is_whole])
+        open_words = open_words[~is_whole]
+        distance += 1
+        said = history.token_ids[chosen[open_words], ends[open_words] - distance]
+        open_words = open_words[said == words.prefixes[words.prefix_ends[open_words] - distance]]
+    numbers = np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+    return batch.index[numbers], words.last[numbers]
