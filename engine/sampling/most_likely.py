@@ -62,6 +62,7 @@ class HostSearch:
     """The compiled searches through contiguous logits of one dtype on the CPU."""
 
     def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
         name = str(dtype).removeprefix("torch.")
         self._call = KernelCall(partial(kernel.compiled_argmax, name), kernel.NUM_PARAMETERS)
         self._masked_call = KernelCall(partial(kernel.compiled_masked_argmax, name), kernel.NUM_MASKED_PARAMETERS)
@@ -70,11 +71,21 @@ class HostSearch:
 
     def search(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``MostLikely``."""
-        self.token_ids(logits)
+        self._run(logits)
         return self._token_ids[: len(logits)].clone(), self._has_nan[: len(logits)].clone()
 
     def token_ids(self, logits: torch.Tensor) -> IntArray | None:
-        """The tokens as an array; None where a row holds a NaN."""
+        """The tokens as an array; None where a row holds a NaN, and for logits that are not of the kind it searches.
+
+        A model may return others than those of its own dtype, or a part of wider rows.
+        """
+        if logits.dtype is not self._dtype or not _is_on_host(logits):
+            return None
+        has_nan = self._run(logits)
+        return None if has_nan else self._found[: len(logits)].copy()
+
+    def _run(self, logits: torch.Tensor) -> bool:
+        """Search, and say whether a row holds a NaN."""
         parameters = self._parameters
         num_rows, size = logits.shape
         if num_rows > len(self._found):
@@ -82,7 +93,7 @@ class HostSearch:
         parameters[kernel.LOGITS], parameters[kernel.ANY_NAN] = logits.data_ptr(), 0
         parameters[kernel.NUM_ROWS], parameters[kernel.SIZE] = num_rows, size
         self._call.run_over(num_rows * size)
-        return None if parameters[kernel.ANY_NAN] else self._found[:num_rows].copy()
+        return bool(parameters[kernel.ANY_NAN])
 
     def allowed(self, logits: torch.Tensor, places: IntArray, words: IntArray) -> MaskedTokens:
         """See ``MostLikely``."""
