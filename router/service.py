@@ -86,7 +86,7 @@ class RouterService:
         self.router_id = router_id or uuid.uuid4().hex[:12]
         self.tokenizer = Tokenizer.load(model_dir)
         self.chat_renderer = self._chat_renderer(model_dir)
-        self.defaults: GenerationDefaults = load_generation_defaults(model_dir, self.tokenizer, params=params)
+        self.defaults: GenerationDefaults = load_generation_defaults(model_dir, params=params)
         self.tool_format, self.reasoning_format = self._formats()
         self._detokenizers, self.grammars = DetokenizerFactory(self.tokenizer), GrammarChecker()
         self.speller = TokenSpeller(self.tokenizer, self._detokenizers.table)

@@ -74,6 +74,10 @@ for prompts longer than the original length. Engines with different factors do n
 **Caps on attention scores** (`attn_logit_softcapping` of Gemma 2) are computed on CPUs. No attention kernel that
 Baton uses on GPUs knows them: there such a checkpoint is refused. What has run on a GPU, [gpu.md](gpu.md) says.
 
+**End-of-sequence tokens** are those of generation_config.json, else those of config.json, and the tokenizer's
+`eos_token` in any case. Where there is none, answers end by `max_tokens` and stop strings, and no grammar can be asked
+for.
+
 **Checkpoints without the head**, whose tensors lack the prefix `model.` or `transformer.`, load where the head is tied
 to the embedding. A head that is stored counts, even if config.json calls it tied.
 """

@@ -11,6 +11,7 @@ from cluster.config.served_model import served_model
 from cluster.plan.placement import usable_cores
 from cluster.plan.preflight import check_checkpoint, check_device
 from engine.build import build_engine
+from engine.contract.checkpoint.end_tokens import read_end_tokens
 from engine.contract.config import DeviceName, DTypeName, EngineConfig, ModelCode, ModelConfigSource, ModelImplName
 from engine.contract.errors import ConfigError, RequestRefusedError
 from engine.contract.messages import GenerateRequest, SamplingParams
@@ -20,7 +21,6 @@ from engine.frontend.offline import run_requests
 from engine.model.registry import load_model_config
 from router.text.chat_template import ChatTemplateError
 from router.text.detokenizer import DetokenizerFactory
-from router.text.generation_config import load_generation_defaults
 from router.text.template_files import load_chat_templates
 from router.text.tokenizer import Tokenizer
 
@@ -86,7 +86,7 @@ def build_request(options: GenerateOptions, path: Path, tokenizer: Tokenizer) ->
             max_tokens=DEFAULT_MAX_TOKENS if options.max_tokens is None else options.max_tokens,
             temperature=options.temperature,
             seed=options.seed,
-            eos_token_ids=load_generation_defaults(path, tokenizer).eos_token_ids,
+            eos_token_ids=read_end_tokens(path),
         ),
     )
 

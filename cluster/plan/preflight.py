@@ -164,7 +164,7 @@ def check_text_files(path: Path) -> None:
     try:
         tokenizer = Tokenizer.load(path)
         load_chat_templates(path, special_tokens=tokenizer.special.named)
-        load_generation_defaults(path, tokenizer)
+        load_generation_defaults(path)
     except ModelDirectoryError as error:
         raise CheckpointError(str(error)) from error
 

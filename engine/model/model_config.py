@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.contract.checkpoint.json_file import read_json_object
 from engine.contract.errors import CheckpointError
 from engine.layers.attention_spec import AttentionSpec, LatentSpec
 from engine.layers.experts.spec import ExpertNames, ExpertsSpec
@@ -121,21 +121,6 @@ def read_config_json(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise CheckpointError(f"{path} is not a checkpoint: it has no config.json")
     return read_json_object(file)
-
-
-def read_json_object(file: Path) -> dict[str, Any]:
-    """The content of a JSON file that holds an object.
-
-    Raises:
-        CheckpointError: Unreadable, or something else than an object.
-    """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{file} cannot be read as JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file} holds no JSON object")
-    return content
 
 
 Windows = tuple[int | None, ...]

@@ -10,6 +10,7 @@ import torch
 
 from engine.attention.backend import AttentionBatch
 from engine.attention.factory import check_attention
+from engine.contract.checkpoint.end_tokens import read_end_tokens
 from engine.contract.config import EngineConfig, ModelConfigSource
 from engine.contract.errors import ConfigError
 from engine.contract.step import (
@@ -32,7 +33,6 @@ from engine.device.memory import (
     gpu_budget,
 )
 from engine.kernels.compiled_once import compile_wanted
-from engine.model.generation import load_generation_defaults
 from engine.model.loading import LoadedModel, load_model
 from engine.model.model_shape import ModelShape
 from engine.model.registry import load_model_config
@@ -85,7 +85,7 @@ class ModelRunner:
         self._parts = parts or DeviceParts()
         self._max_samples = max_samples or config.scheduler.max_num_seqs
         self.model_config: ModelShape = load_model_config(source.path, source.code)
-        self.eos_token_ids: tuple[int, ...] = load_generation_defaults(source.path).eos_token_ids
+        self.eos_token_ids: tuple[int, ...] = read_end_tokens(source.path)
         self.device = choose_device(source.device)
         check_attention(self.model_config.architecture, self.model_config.attention, self.device.type)
         if self.device.type == "cpu":
@@ -368,7 +368,7 @@ def grammar_store(source: ModelConfigSource) -> GrammarStore:
     return GrammarStore(
         source.path,
         vocab_size=load_model_config(source.path, source.code).vocab_size,
-        eos_token_ids=load_generation_defaults(source.path).eos_token_ids,
+        eos_token_ids=read_end_tokens(source.path),
     )
 
 

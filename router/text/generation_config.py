@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.contract.checkpoint.end_tokens import read_end_tokens
+from engine.contract.errors import CheckpointError
 from engine.contract.messages import SamplingParams
 from engine.contract.request_fields import request_fields
 from router.errors import ModelDirectoryError
-from router.text.tokenizer import Tokenizer, read_json
+from router.text.tokenizer import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,20 +30,19 @@ class GenerationDefaults:
     logits: Mapping[str, float] = field(default_factory=dict)
 
 
-def load_generation_defaults(
-    model_dir: Path, tokenizer: Tokenizer, *, params: type[SamplingParams] = SamplingParams
-) -> GenerationDefaults:
-    """Read generation_config.json, then config.json, then the tokenizer, for what each of them says first.
+def load_generation_defaults(model_dir: Path, *, params: type[SamplingParams] = SamplingParams) -> GenerationDefaults:
+    """What generation_config.json says, and the end-of-text tokens by ``read_end_tokens``.
 
     Raises:
         ModelDirectoryError: A value has the wrong type.
     """
     config = read_json(model_dir / "generation_config.json")
-    eos = config.get("eos_token_id", read_json(model_dir / "config.json").get("eos_token_id"))
-    if eos is None and tokenizer.special.eos_token is not None:
-        eos = tokenizer.token_id(tokenizer.special.eos_token)
+    try:
+        eos_token_ids = read_end_tokens(model_dir)
+    except CheckpointError as error:
+        raise ModelDirectoryError(str(error)) from error
     return GenerationDefaults(
-        eos_token_ids=_token_ids(eos, model_dir),
+        eos_token_ids=eos_token_ids,
         temperature=0.0 if config.get("do_sample") is False else _number(config, "temperature", 1.0, model_dir),
         top_p=_number(config, "top_p", 1.0, model_dir),
         top_k=int(_number(config, "top_k", 0, model_dir)),
@@ -52,15 +53,6 @@ def load_generation_defaults(
             if told.in_generation_config
         },
     )
-
-
-def _token_ids(value: object, model_dir: Path) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(item, int) for item in ids):
-        raise ModelDirectoryError(f"{model_dir}: eos_token_id must be an integer or a list of them, got {value!r}")
-    return tuple(dict.fromkeys(ids))
 
 
 def _number(config: dict[str, object], name: str, default: float, model_dir: Path) -> float:

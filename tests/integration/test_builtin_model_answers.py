@@ -8,12 +8,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.config.served_model import BUILTIN_QUESTION
 from engine.build import build_engine
+from engine.contract.checkpoint.end_tokens import read_end_tokens
 from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource
 from engine.contract.messages import GenerateRequest, SamplingParams
 from engine.contract.token_ids import TokenIds
 from engine.frontend.offline import generate
 from engine.model.builtin import builtin_model_dir
-from engine.model.generation import load_generation_defaults
 from router.text.template_files import load_chat_templates
 from router.text.tokenizer import Tokenizer
 
@@ -46,7 +46,7 @@ def prompts() -> dict[str, list[int]]:
 @pytest.fixture(scope="module")
 def answers(prompts: dict[str, list[int]]) -> dict[str, list[int]]:
     config = EngineConfig(model=ModelConfigSource(path=MODEL, device="cpu"), cache=CacheConfig(num_blocks=256))
-    eos = load_generation_defaults(MODEL).eos_token_ids
+    eos = read_end_tokens(MODEL)
     sampling = SamplingParams(max_tokens=MAX_TOKENS, eos_token_ids=eos)
     requests = [
         GenerateRequest(request_id=question, prompt_token_ids=TokenIds.of(prompt), sampling=sampling)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.build import BuiltEngine, build_engine
+from engine.contract.checkpoint.end_tokens import read_end_tokens
 from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource
 from engine.contract.messages import FinishReason, GenerateRequest, SamplingParams
 from engine.contract.token_ids import TokenIds
@@ -14,7 +15,6 @@ from engine.executor.single_process import SingleProcessExecutor
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.offline import step_or_wait
 from engine.model.builtin import builtin_model_dir
-from engine.model.generation import load_generation_defaults
 from kv_transfer.connector import ConnectorBuilder
 from kv_transfer.options import ConnectorOptions
 from router.text.template_files import load_chat_templates
@@ -44,7 +44,7 @@ def request_for_code(tokenizer: Tokenizer) -> GenerateRequest:
     return GenerateRequest(
         request_id="recall",
         prompt_token_ids=TokenIds.of(tokenizer.encode(text, add_special_tokens=False)),
-        sampling=SamplingParams(max_tokens=24, eos_token_ids=load_generation_defaults(MODEL).eos_token_ids),
+        sampling=SamplingParams(max_tokens=24, eos_token_ids=read_end_tokens(MODEL)),
     )
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from engine.contract.checkpoint.json_file import read_json_object
 from engine.contract.errors import CheckpointError
-from engine.model.model_config import read_json_object
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.contract.errors import CheckpointError
 from engine.layers.rope_config import RopeType
-from engine.model.generation import GenerationDefaults, load_generation_defaults
 from engine.model.registry import ARCHITECTURES, parse_model_config
 
 BASE: dict[str, Any] = {
@@ -236,34 +233,3 @@ def test_defaults_that_follow_from_other_fields() -> None:
     config = parse_model_config(_config(num_key_value_heads=None))
     assert (config.num_kv_heads, config.head_dim, config.dtype) == (4, 16, "float32")
     assert (config.attention[0].rope.rope_type, config.attention[0].rope.theta) == (RopeType.DEFAULT, 10000.0)
-
-
-@pytest.mark.parametrize(
-    ("config", "generation", "expected"),
-    [
-        ({"eos_token_id": 2}, None, GenerationDefaults(eos_token_ids=(2,))),
-        ({"eos_token_id": 2}, {"eos_token_id": [5, 6]}, GenerationDefaults(eos_token_ids=(5, 6))),
-        ({}, {}, GenerationDefaults()),
-        (
-            {},
-            {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1},
-            GenerationDefaults(temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1),
-        ),
-        ({}, {"do_sample": False, "temperature": 0.6}, GenerationDefaults(temperature=0.0)),
-    ],
-)
-def test_generation_defaults(
-    tmp_path: Path, config: dict[str, Any], generation: dict[str, Any] | None, expected: GenerationDefaults
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    if generation is not None:
-        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-    assert load_generation_defaults(tmp_path) == expected
-
-
-@pytest.mark.parametrize("generation", [{"eos_token_id": "2"}, {"top_p": "much"}])
-def test_generation_defaults_of_the_wrong_type(tmp_path: Path, generation: dict[str, Any]) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-    with pytest.raises(CheckpointError, match="must be"):
-        load_generation_defaults(tmp_path)

@@ -9,13 +9,7 @@ import pytest
 
 from router.errors import ModelDirectoryError
 from router.text.generation_config import load_generation_defaults
-from router.text.tokenizer import Tokenizer
-from tests.support.cluster.served_checkpoint import SPECIAL_TOKENS, byte_tokenizer
-
-
-@pytest.fixture
-def tokenizer() -> Tokenizer:
-    return Tokenizer(byte_tokenizer(), config={"eos_token": SPECIAL_TOKENS[2]})
+from tests.support.router.router_tokenizer import EOS, byte_level_tokenizer, write_model_dir
 
 
 def write(path: Path, **fields: object) -> Path:
@@ -23,25 +17,30 @@ def write(path: Path, **fields: object) -> Path:
     return path
 
 
-def test_without_a_file_the_defaults_are_openais(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    defaults = load_generation_defaults(tmp_path, tokenizer)
+def test_without_a_file_the_defaults_are_openais(tmp_path: Path) -> None:
+    defaults = load_generation_defaults(write_model_dir(tmp_path))
 
     assert (defaults.temperature, defaults.top_p, defaults.top_k) == (1.0, 1.0, 0)
-    assert defaults.eos_token_ids == (2,)
+    assert defaults.eos_token_ids == (byte_level_tokenizer().token_to_id(EOS),)
 
 
-def test_the_file_is_taken(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_the_file_is_taken(tmp_path: Path) -> None:
     defaults = load_generation_defaults(
-        write(tmp_path, do_sample=True, temperature=0.6, top_k=20, eos_token_id=[7, 8, 7]), tokenizer
+        write(tmp_path, do_sample=True, temperature=0.6, top_k=20, eos_token_id=[7, 8, 7]),
     )
 
     assert (defaults.temperature, defaults.top_k, defaults.eos_token_ids) == (0.6, 20, (7, 8))
 
 
-def test_do_sample_false_is_greedy(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    assert load_generation_defaults(write(tmp_path, do_sample=False), tokenizer).temperature == 0.0
+def test_do_sample_false_is_greedy(tmp_path: Path) -> None:
+    assert load_generation_defaults(write(tmp_path, do_sample=False)).temperature == 0.0
 
 
-def test_a_value_of_the_wrong_type_is_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_value_of_the_wrong_type_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelDirectoryError, match="temperature must be a number, got 'hot'"):
-        load_generation_defaults(write(tmp_path, temperature="hot"), tokenizer)
+        load_generation_defaults(write(tmp_path, temperature="hot"))
+
+
+def test_an_end_of_the_wrong_type_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelDirectoryError, match="eos_token_id must be an integer or a list of integers, got '2'"):
+        load_generation_defaults(write(tmp_path, eos_token_id="2"))

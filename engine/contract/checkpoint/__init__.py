@@ -1,0 +1,1 @@
+"""What engines and routers read alike in a checkpoint's directory."""
