@@ -55,8 +55,9 @@ lie in the same paged blocks; layers with windows keep the KV of their window on
 computed by Baton's products, those of one input by a single one. One pass without numbers shows before anything starts
 how each layer attends. These are refused by name: state spaces and convolutions, encoders, pictures and sound, masks
 that are neither causal nor a window, keys and values of different sizes, rotary frequencies that depend on the longest
-sequence of a batch (`dynamic`, `longrope`), quantized weights, and code that comes with a checkpoint unless
-`trust_remote_code` is set.
+sequence of a batch (`dynamic`, `longrope`), and quantized weights. Where a checkpoint comes with code of its own
+(`auto_map`), transformers' code for its `model_type` computes it; the checkpoint's runs only if `trust_remote_code` is
+set, and is refused otherwise where transformers has none.
 
 Norms, MLPs, attention modules and whole layers give way to Baton's own where these **compute the same**: each is tried
 in float32 when the model is loaded, with samples of all sizes, at eight positions from the first to the last of the

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from transformers import PreTrainedConfig
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from engine.contract.errors import CheckpointError
 
@@ -20,12 +20,17 @@ LENGTH_DEPENDENT_ROPES: Final = frozenset({"dynamic", "longrope"})
 def check_raw_config(raw: Mapping[str, Any], *, trust_remote_code: bool) -> None:
     """Refuse what need not be parsed to know.
 
+    Code that comes with a checkpoint is not needed where transformers has the ``model_type``: models are often
+    published with it before transformers has them. Its own is what runs then, unless the checkpoint's is trusted.
+
     Raises:
-        CheckpointError: It comes with code of its own that is not trusted, or its weights are quantized.
+        CheckpointError: It needs code of its own that is not trusted, or its weights are quantized.
     """
-    if raw.get("auto_map") and not trust_remote_code:
+    model_type = raw.get("model_type")
+    if raw.get("auto_map") and not trust_remote_code and model_type not in CONFIG_MAPPING:
         raise CheckpointError(
-            "config.json: auto_map names code that comes with the checkpoint, which runs only with trust_remote_code"
+            f"config.json: transformers has no model_type {model_type}, and auto_map names code that comes with the "
+            "checkpoint, which runs only with trust_remote_code"
         )
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unknown")

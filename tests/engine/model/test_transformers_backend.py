@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from engine.contract.config import ModelCode
 from engine.contract.errors import CheckpointError
 from engine.model.registry import load_model_config
+from engine.model.transformers_backend.config import build_on_meta
 from engine.model.transformers_backend.model import TransformersModel
 from engine.model.weights.shards import find_shards
 from tests.support.engine.checkpoints import VOCAB_SIZE, edit_config, load_oracle, make_checkpoint, oracle_logits
@@ -152,12 +153,41 @@ def test_code_of_a_checkpoint_runs_only_where_it_is_trusted(tmp_path: Path) -> N
         .replace("from ...", "from transformers.")
         .replace("from .configuration_arcee", "from transformers")
     )
-    (path / "modeling_own.py").write_text(text)
     edit_config(path, auto_map={"AutoModelForCausalLM": "modeling_own.ArceeForCausalLM"})
-    with pytest.raises(CheckpointError, match="runs only with trust_remote_code"):
-        load_model_config(path)
+    (path / "modeling_own.py").write_text(f"{text}\nArceeForCausalLM.is_own = True\n")
+    assert not hasattr(type(build_on_meta(path, trust_remote_code=False)), "is_own")
+    assert hasattr(type(build_on_meta(path, trust_remote_code=True)), "is_own")
     shape = load_model_config(path, ModelCode(trust_remote_code=True))
     assert shape.architecture == "ArceeForCausalLM"
+
+
+def test_code_of_a_checkpoint_that_transformers_does_not_know_needs_trust(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "arcee")
+    edit_config(path, model_type="own", auto_map={"AutoModelForCausalLM": "modeling_own.ArceeForCausalLM"})
+    with pytest.raises(CheckpointError, match=r"model_type own.*runs only with trust_remote_code"):
+        load_model_config(path)
+
+
+@pytest.mark.parametrize("name", ["Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"])
+def test_transformers_own_code_serves_what_came_with_code_first(tmp_path: Path, name: str) -> None:
+    """As ERNIE 4.5 was published: its own code had another name, and transformers has had the model since."""
+    path = make_checkpoint(tmp_path / "own", "ernie4_5")
+    auto_map = {"AutoConfig": "configuration_own.Config", "AutoModelForCausalLM": f"modeling_own.{name}"}
+    edit_config(path, architectures=[name], auto_map=auto_map)
+    expected = oracle_logits(load_oracle(make_checkpoint(tmp_path / "plain", "ernie4_5")), _tokens())
+
+    harness = ModelHarness(path)
+    (logits,) = harness.run((harness.start(_tokens()), NUM_TOKENS))
+
+    assert (logits - expected).abs().max().item() < TOLERANCE * expected.abs().max().item()
+
+
+@pytest.mark.parametrize("name", ["Ernie4_5Model", "Ernie4_5ForRewards", "LlamaForCausalLM"])
+def test_another_architecture_than_the_one_that_generates_is_refused(tmp_path: Path, name: str) -> None:
+    path = make_checkpoint(tmp_path, "ernie4_5")
+    edit_config(path, architectures=[name])
+    with pytest.raises(CheckpointError, match=f"architecture {name} generates no text; Ernie4_5ForCausalLM would"):
+        load_model_config(path, BY_TRANSFORMERS)
 
 
 def test_quantized_weights_are_refused(tmp_path: Path) -> None:
