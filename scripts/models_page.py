@@ -32,6 +32,9 @@ pieces, greedy and seeded tokens of one engine, and of a prefill and a decode en
 | | |
 |---|---|
 {rows}
+Where config.json names no precision, the weights' own counts. On GPUs, which compute in 16 bits only, `dtype: auto`
+takes bfloat16 for checkpoints in float32, as vLLM does, and float16 on GPUs without bfloat16.
+
 Quantized weights are refused, but for the experts of gpt-oss: they load as they are published, in MXFP4, and are
 computed in the precision of the model.
 

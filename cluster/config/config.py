@@ -71,7 +71,8 @@ class BatonConfig(Section):
     port: int = Field(default=8000, ge=1, le=65535, description="Port that the HTTP API listens on.")
     device: DeviceName = Field(default="auto", description="Where models run; auto takes a GPU where there is one.")
     dtype: DTypeName = Field(
-        default="auto", description="Precision; auto takes the checkpoint's, or float32 on a CPU that emulates that."
+        default="auto",
+        description="Precision; auto takes the checkpoint's; float32 on a CPU that emulates that, 16 bits on a GPU.",
     )
     model_impl: ModelImplName = Field(
         default="auto",

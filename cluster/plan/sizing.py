@@ -225,8 +225,7 @@ def size_engine(room: EngineRoom) -> EngineSize:
 def _check_dtype(room: EngineRoom) -> None:
     if room.on_gpu and room.dtype == "float32":
         raise ConfigError(
-            f"dtype float32 ({room.engine.model.dtype}) does not run on cuda",
-            remedy="use dtype bfloat16 or float16, or device cpu",
+            "dtype float32 does not run on cuda", remedy="use dtype auto, bfloat16 or float16, or device cpu"
         )
 
 
@@ -277,7 +276,7 @@ def _step_bytes(engine: EngineConfig, config: ModelShape, bytes_per_element: int
 
 def _dtype_of(engine: EngineConfig, config: ModelShape, *, on_gpu: bool, cpu_dtype: str) -> str:
     name = engine.model.dtype
-    return name if name != "auto" else config.dtype if on_gpu else (cpu_dtype or config.cpu_dtype)
+    return name if name != "auto" else config.gpu_dtype if on_gpu else (cpu_dtype or config.cpu_dtype)
 
 
 def _layout_of(engine: EngineConfig, config: ModelShape, dtype: str) -> KVLayout:

@@ -327,6 +327,11 @@ def read_cpu_dtype(raw: Mapping[str, Any]) -> str:
     return read_dtype({"dtype": raw.get("baton_cpu_dtype") or read_dtype(raw)})
 
 
+def names_dtype(raw: Mapping[str, Any]) -> bool:
+    """True when a config.json says what precision the weights have."""
+    return bool(raw.get("dtype") or raw.get("torch_dtype"))
+
+
 def read_dtype(raw: Mapping[str, Any]) -> str:
     """The precision of a checkpoint's weights.
 

@@ -40,6 +40,11 @@ class ModelShape(ABC):
         """Numbers that the widest MLP or mixture holds of one token at a time, beside what comes in and goes out."""
 
     @property
+    def gpu_dtype(self) -> str:
+        """What ``dtype: auto`` is on a GPU, which computes in 16 bits only: as with vLLM, bfloat16 for float32."""
+        return "bfloat16" if self.dtype == "float32" else self.dtype
+
+    @property
     def num_layers(self) -> int:
         """Decoder layers."""
         return len(self.attention)

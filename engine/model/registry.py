@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -12,8 +13,9 @@ from typing import Any, Final
 
 from engine.contract.config import ModelCode
 from engine.contract.errors import CheckpointError
-from engine.model.model_config import ModelConfig, read_config_json
+from engine.model.model_config import ModelConfig, names_dtype, read_config_json, read_cpu_dtype
 from engine.model.model_shape import ModelShape
+from engine.model.weights.shards import stored_dtype
 
 ARCHITECTURES: Final = {
     "DeepseekV2ForCausalLM": "deepseek",
@@ -76,14 +78,20 @@ def architectures() -> list[ArchitectureFacts]:
 def load_model_config(path: Path, code: ModelCode = ANY_CODE) -> ModelShape:
     """Read and check the shape of a checkpoint, as the code that is to compute it sees it.
 
+    Its precision is that of its weights where config.json names none.
+
     Raises:
         CheckpointError: Not a checkpoint, or one of a kind that is not supported; the message lists what is.
     """
     raw = read_config_json(path)
     try:
         if code.impl == "native" or (code.impl == "auto" and is_native(raw)):
-            return parse_model_config(raw)
-        return _read_by_transformers(path, raw, trust_remote_code=code.trust_remote_code)
+            shape: ModelShape = parse_model_config(raw)
+        else:
+            shape = _read_by_transformers(path, raw, trust_remote_code=code.trust_remote_code)
+        if names_dtype(raw) or (stored := stored_dtype(path)) is None:
+            return shape
+        return dataclasses.replace(shape, dtype=stored, cpu_dtype=read_cpu_dtype({**raw, "dtype": stored}))
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
 

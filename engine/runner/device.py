@@ -37,14 +37,15 @@ def choose_dtype(
 
     The matrix library of a CPU without 16-bit products emulates them: measured on one with AVX2 only, a bfloat16
     product takes 90 times as long as a float32 one. There ``auto`` is float32. A 16-bit type that is asked for is kept
-    in 16 bits and multiplied in float32 where weights lie in panels. Older GPUs have no bfloat16: there ``auto``
-    is float16. ``fast_dtypes`` are those of the device, this machine's by default.
+    in 16 bits and multiplied in float32 where weights lie in panels. On a GPU ``auto`` is bfloat16 for a checkpoint in
+    float32; older GPUs have no bfloat16: there it is float16. ``fast_dtypes`` are those of the device, this machine's
+    by default.
 
     Raises:
         ConfigError: The device's attention kernel does not take it.
     """
     on_cpu = device.type == "cpu"
-    dtype = DTYPES[name if name != "auto" else model.cpu_dtype if on_cpu else model.dtype]
+    dtype = DTYPES[name if name != "auto" else model.cpu_dtype if on_cpu else model.gpu_dtype]
     if on_cpu and dtype not in (cpu_dtypes() if fast_dtypes is None else fast_dtypes):
         if name == "auto":
             logger.info("this CPU has no products in %s: computing in float32", dtype)
@@ -52,19 +53,26 @@ def choose_dtype(
         if not suits_panels(dtype):
             logger.warning("this CPU has no products in %s and emulates them slowly; dtype float32 is faster", dtype)
     if not on_cpu:
-        return _choose_on_gpu(name, dtype, gpu_dtypes(device) if fast_dtypes is None else fast_dtypes)
+        return _choose_on_gpu(name, dtype, model.dtype, gpu_dtypes(device) if fast_dtypes is None else fast_dtypes)
     return dtype
 
 
-def _choose_on_gpu(name: DTypeName, dtype: torch.dtype, fast_dtypes: frozenset[torch.dtype]) -> torch.dtype:
+def _choose_on_gpu(
+    name: DTypeName, dtype: torch.dtype, stored: str, fast_dtypes: frozenset[torch.dtype]
+) -> torch.dtype:
+    """``dtype``, where the GPU computes in it; ``stored``: what the checkpoint's weights are."""
     if dtype is torch.float32:
         raise ConfigError(
-            f"dtype float32 ({name}) does not run on cuda", remedy="use dtype bfloat16 or float16, or device cpu"
+            "dtype float32 does not run on cuda", remedy="use dtype auto, bfloat16 or float16, or device cpu"
         )
     if dtype in fast_dtypes:
+        if name == "auto" and DTYPES[stored] is not dtype:
+            logger.info("the checkpoint is in %s, in which nothing runs on a GPU: computing in %s", stored, dtype)
         return dtype
     if name == "auto":
-        logger.warning("this GPU does not compute in %s: computing in float16, whose numbers end at 65,504", dtype)
+        logger.warning(
+            "this GPU does not compute in %s: computing in %s, whose numbers end at 65,504", dtype, torch.float16
+        )
         return torch.float16
     raise ConfigError(f"this GPU does not compute in {dtype} ({name})", remedy="use dtype float16")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,9 @@ from engine.contract.errors import CheckpointError
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""What headers of safetensors call precisions."""
+
 NUM_SAMPLES = 64
 SAMPLE_BYTES = 4096
 
@@ -79,6 +85,22 @@ def _indexed_shards(path: Path, index: Mapping[str, Any]) -> tuple[Shard, ...]:
             f"{path} is incomplete: {len(missing)} missing of {len(names_by_file)} shards, first {missing[0]}"
         )
     return tuple(Shard(file=path / file, tensor_names=tuple(names)) for file, names in sorted(names_by_file.items()))
+
+
+def stored_dtype(path: Path) -> str | None:
+    """The precision that most numbers of a checkpoint's first file have, by its header.
+
+    Returns:
+        None for one that models do not run in, and for files that are missing or unreadable: others say so.
+    """
+    num_numbers: Counter[str] = Counter()
+    with suppress(CheckpointError, SafetensorError, OSError):
+        with safe_open(find_shards(path)[0].file, framework="numpy") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (not a mapping)
+                part = tensors.get_slice(name)
+                num_numbers[part.get_dtype()] += math.prod(part.get_shape())
+        return DTYPE_NAMES.get(max(num_numbers, key=num_numbers.__getitem__, default=""))
+    return None
 
 
 def check_shards(path: Path) -> None:

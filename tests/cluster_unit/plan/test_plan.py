@@ -108,6 +108,14 @@ def test_precision_that_no_gpu_computes_in_is_a_problem(model: ServedModel) -> N
     assert "float32" in problems[0]
 
 
+def test_auto_is_16_bits_on_gpus_where_the_checkpoint_is_float32(model: ServedModel) -> None:
+    made = plan_of(model, [gpu_node("a"), gpu_node("b")], device="cuda", max_model_len=1024)
+
+    assert not made.problems
+    assert {size.dtype for size in made.sizes.values()} == {"bfloat16"}
+    assert made.sizes["decode"].weight_bytes == 2 * made.model.num_parameters
+
+
 def test_two_workers_on_one_host_share_its_memory(model: ServedModel) -> None:
     alone = plan_of(model, [gpu_node("a"), gpu_node("b")], device="cpu", max_model_len=1024)
     config = {"device": "cpu", "max_model_len": 1024, "decode_replicas": 3}

@@ -338,13 +338,6 @@ def test_a_gpu_is_used_where_there_is_one_and_refused_where_there_is_none() -> N
             choose_device("cuda")
 
 
-def test_float32_is_refused_on_a_gpu(checkpoint: Callable[[str], Path]) -> None:
-    config = load_model_config(checkpoint("llama"))
-    assert choose_dtype("bfloat16", config, torch.device("cuda")) is torch.bfloat16
-    with pytest.raises(ConfigError, match=r"float32 \(auto\) does not run on cuda; use dtype bfloat16 or float16"):
-        choose_dtype("auto", config, torch.device("cuda"))
-
-
 def test_a_gpu_without_bfloat16_computes_in_float16(checkpoint: Callable[[str], Path]) -> None:
     config = dataclasses.replace(load_model_config(checkpoint("llama")), dtype="bfloat16")
     cuda, half = torch.device("cuda"), frozenset({torch.float16})
