@@ -52,11 +52,6 @@ class SpecialTokens:
     named: Mapping[str, str]
 
     @property
-    def bos_token(self) -> str | None:
-        """Begins a text."""
-        return self.named.get("bos_token")
-
-    @property
     def eos_token(self) -> str | None:
         """Ends a text."""
         return self.named.get("eos_token")
@@ -76,10 +71,6 @@ class Tokenizer:
         self.special_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
-        add_bos = config.get("add_bos_token")
-        self._add_bos = add_bos if isinstance(add_bos, bool) else None
-        bos = self.special.bos_token
-        self.bos_token_id = None if bos is None else backend.token_to_id(bos)
         self._max_bytes_per_token = max_bytes_per_token(backend)
 
     @classmethod
@@ -100,7 +91,9 @@ class Tokenizer:
         return cls(backend, config=config)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. A beginning-of-text token is added as the model wants it; never to rendered chats."""
+        """Token ids of a text. Special tokens are added as tokenizer.json says, whatever ``add_bos_token`` of
+        tokenizer_config.json does, which transformers ignores beside it; never to rendered chats.
+        """
         return self.encode_all([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
@@ -108,11 +101,7 @@ class Tokenizer:
 
         The library's ``encode`` holds the GIL (measured: 12 s for 7 MB), its batches do not (0.01 s of 2.8 s).
         """
-        bos = self.bos_token_id
-        by_config = add_special_tokens and self._add_bos is not None and bos is not None
-        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens and not by_config)
-        if by_config and self._add_bos and bos is not None:
-            return [[bos, *encoding.ids] for encoding in encodings]
+        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def min_num_tokens(self, text: str) -> int:

@@ -10,6 +10,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer
 
 from router.errors import ModelDirectoryError
 from router.text.tokenizer import Tokenizer
@@ -17,25 +18,25 @@ from tests.support.router.router_tokenizer import BOS, byte_level_tokenizer, wri
 
 
 @pytest.mark.parametrize(
-    ("adds_bos", "config", "expected"),
-    [
-        (False, {}, False),
-        (True, {}, True),
-        (False, {"add_bos_token": True}, True),
-        (True, {"add_bos_token": False}, False),
-        (True, {"add_bos_token": True}, True),
-    ],
+    "tokenizer_class",
+    ["LlamaTokenizer", "GPT2Tokenizer", "Qwen2Tokenizer", "GemmaTokenizer", "PreTrainedTokenizerFast"],
 )
-def test_beginning_of_text_follows_the_files(
-    tmp_path: Path, adds_bos: bool, config: dict[str, object], expected: bool
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_beginning_of_text_follows_tokenizer_json_as_in_transformers(
+    tmp_path: Path, adds_bos: bool, tokenizer_class: str
 ) -> None:
-    write_model_dir(tmp_path, tokenizer=byte_level_tokenizer(adds_bos=adds_bos), config=config)
-    tokenizer = Tokenizer.load(tmp_path)
+    """``add_bos_token`` of tokenizer_config.json is for tokenizers that are not in tokenizer.json."""
+    for said in ({}, {"add_bos_token": True}, {"add_bos_token": False}):
+        config = {"tokenizer_class": tokenizer_class, **said}
+        path = write_model_dir(tmp_path, tokenizer=byte_level_tokenizer(adds_bos=adds_bos), config=config)
+        (path / "config.json").write_text('{"model_type": "llama"}')
+        tokenizer = Tokenizer.load(path)
 
-    ids = tokenizer.encode("hello")
+        ids = tokenizer.encode("hello")
 
-    assert (ids[0] == tokenizer.token_id(BOS)) is expected
-    assert tokenizer.decode(ids) == "hello"
+        assert ids == AutoTokenizer.from_pretrained(path)("hello").input_ids
+        assert (ids[0] == tokenizer.token_id(BOS)) is adds_bos
+        assert tokenizer.decode(ids) == "hello"
 
 
 def test_rendered_chats_get_no_second_beginning(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_rendered_chats_get_no_second_beginning(tmp_path: Path) -> None:
 
     ids = tokenizer.encode(BOS + "hello", add_special_tokens=False)
 
-    assert [token == tokenizer.bos_token_id for token in ids].count(True) == 1
+    assert [token == tokenizer.token_id(BOS) for token in ids].count(True) == 1
 
 
 def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
@@ -128,11 +129,11 @@ def test_tokenizer_that_may_lose_text_has_no_bound(make: Callable[[], tokenizers
 
 
 def test_texts_are_tokenized_together_as_one_by_one(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.load(write_model_dir(tmp_path, config={"add_bos_token": True}))
+    tokenizer = Tokenizer.load(write_model_dir(tmp_path, tokenizer=byte_level_tokenizer(adds_bos=True)))
     texts = ["hello world", "a baton", "", "🙂 the lazy dog"]
 
     assert tokenizer.encode_all(texts) == [tokenizer.encode(text) for text in texts]
     assert tokenizer.encode_all(texts)[0] == [
-        tokenizer.bos_token_id,
+        tokenizer.token_id(BOS),
         *tokenizer.backend.encode("hello world", add_special_tokens=False).ids,
     ]
