@@ -33,6 +33,10 @@ MAX_OUTPUT_LOGPROBS = 1_000_000
 """Log-probabilities of output tokens in an answer that tells all at once: some 100 MB of JSON."""
 
 
+DRAWN_SEED = -1
+"""The seed that is none: clients of vLLM ask for a random one by it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """One body's prompts with all that was made of its parameters.
@@ -76,7 +80,7 @@ def start_choices(
         choices: list[TextRequest] = []
         for choice in range(num_each):
             # Choices of one prompt must differ, and each must be the same again with the same seed.
-            seed = None if body.seed is None else body.seed + choice
+            seed = None if body.seed is None or body.seed == DRAWN_SEED else body.seed + choice
             name = f"{unique_id}-{index * num_each + choice}"
             choices.append(replace(text, request_id=name, seed=seed))
         prompts.append(choices)

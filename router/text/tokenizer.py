@@ -51,11 +51,6 @@ class SpecialTokens:
 
     named: Mapping[str, str]
 
-    @property
-    def eos_token(self) -> str | None:
-        """Ends a text."""
-        return self.named.get("eos_token")
-
 
 class Tokenizer:
     """A model's tokenizer. Stateless between calls, and safe to use from several threads."""

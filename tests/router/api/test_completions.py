@@ -295,13 +295,23 @@ async def test_prompt_is_echoed_where_wanted(model_dir: Path) -> None:
 
 async def test_drawn_seed_reaches_both_workers_and_a_given_one_is_kept(model_dir: Path) -> None:
     async with router_rig(model_dir) as rig:
-        for seed in (None, None, 77, -1):
+        for seed in (None, None, 77, -2):
             await rig.complete("x", max_tokens=2, seed=seed)
 
         prefill = [request.sampling.seed for request in rig.prefill[0].seen]
         assert prefill == [request.sampling.seed for request in rig.decode[0].seen]
         assert prefill[0] != prefill[1]
-        assert prefill[2:] == [77, 2**63 - 1]
+        assert prefill[2:] == [77, 2**63 - 2]
+
+
+async def test_seed_of_minus_one_is_none(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig:
+        for _ in range(2):
+            await rig.complete("x", max_tokens=2, seed=-1, n=2)
+
+        drawn = {request.sampling.seed for request in rig.prefill[0].seen}
+        assert len(drawn) == 4
+        assert not drawn & {0, 2**63 - 1}
 
 
 async def test_all_sampling_parameters_reach_the_engine(model_dir: Path) -> None:

@@ -62,7 +62,7 @@ def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
 def test_special_tokens_are_read_as_text_or_as_objects(tmp_path: Path) -> None:
     write_model_dir(tmp_path, config={"eos_token": {"content": "<|end|>", "lstrip": False}})
 
-    assert Tokenizer.load(tmp_path).special.eos_token == "<|end|>"
+    assert Tokenizer.load(tmp_path).special.named["eos_token"] == "<|end|>"
 
 
 def test_directory_without_tokenizer_is_refused_in_one_line(tmp_path: Path) -> None:
