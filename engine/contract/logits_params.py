@@ -56,14 +56,16 @@ async def _read_allowed(given: list[int], vocabulary: Vocabulary) -> tuple[int, 
 
 
 async def _read_bad_words(given: list[str], vocabulary: Vocabulary) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word, as it stands at the beginning of a text and behind a space."""
+    """The tokens of each word, as it stands at the beginning of a text and behind a space. Those that hold a token which
+    the model has not cannot come.
+    """
     texts: dict[str, str] = {}
     for word in given:
         bare = word.lstrip()
         for text in (word, bare, f" {bare}"):
             texts.setdefault(text, word)
     rows = await vocabulary.encode(list(texts)) if texts else []
-    words = dict.fromkeys(tuple(ids) for ids in rows if ids)
+    words = dict.fromkeys(tuple(ids) for ids in rows if ids and vocabulary.has(ids))
     for word, ids in zip(texts.values(), rows, strict=True):
         if len(ids) > MAX_NUM_BAD_WORD_TOKENS:
             vocabulary.refuse(

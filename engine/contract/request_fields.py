@@ -17,6 +17,9 @@ class Vocabulary(Protocol):
     def check(self, token_ids: Sequence[int], *, param: str) -> None:
         """Refuse the request where a token id is none of the model's; ``param`` gets the blame."""
 
+    def has(self, token_ids: Sequence[int]) -> bool:
+        """Whether the model has all of these: a tokenizer may know others behind them."""
+
     async def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text, without special tokens."""
 

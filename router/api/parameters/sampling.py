@@ -88,6 +88,10 @@ class _Vocabulary:
         """See ``Vocabulary``; raises InvalidRequestError."""
         check_vocabulary(token_ids, self._service.vocab_size(), param=param)
 
+    def has(self, token_ids: Sequence[int]) -> bool:
+        """See ``Vocabulary``."""
+        return max(token_ids) < self._service.vocab_size()
+
     async def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Vocabulary``."""
         return await encode_all(self._service, texts, add_special_tokens=False)

@@ -87,8 +87,12 @@ async def test_tokens_of_a_text_that_the_model_has_not_are_refused(
     tokenizer.add_special_tokens([PICTURE])
     async with router_rig(write_model_dir(tmp_path, tokenizer=tokenizer)) as rig:
         response = await rig.client.post(path, json={**body, "max_tokens": 2})
+        harmless = await rig.complete("hello", max_tokens=1, bad_words=[f"a {PICTURE}", PICTURE, "no"])
 
         error = response.json()["error"]
         assert (response.status_code, error["code"], error["param"]) == (400, "invalid_parameter", param)
         assert f"token id 500 ({PICTURE}) is not in the model's vocabulary of 400 tokens" in error["message"]
-        assert not rig.prefill[0].seen
+        assert harmless.status_code == 200
+        (request,) = rig.prefill[0].seen
+        assert request.sampling.bad_words
+        assert all(token_id < 400 for word in request.sampling.bad_words for token_id in word), "no others can come"
