@@ -56,8 +56,9 @@ async def _read_allowed(given: list[int], vocabulary: Vocabulary) -> tuple[int, 
 
 
 async def _read_bad_words(given: list[str], vocabulary: Vocabulary) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word, as it stands at the beginning of a text and behind a space. Those that hold a token which
-    the model has not cannot come.
+    """The tokens of each word, as it stands at the beginning of a text and behind a space.
+
+    One that holds a token which the model has not cannot come.
     """
     texts: dict[str, str] = {}
     for word in given:
