@@ -302,7 +302,10 @@ def generate(
     chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Answer it, by the model's chat template.")] = False,
     model: Model = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.  [default: 128]")] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")] = 0.0,
+    temperature: Annotated[
+        float,
+        typer.Option(min=0.0, help="0 takes the most likely token. The model's generation_config.json is not asked."),
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="Same seed, same text.")] = 0,
     device: Annotated[DeviceName, typer.Option(help="Where the model runs.")] = "auto",
     dtype: Annotated[DTypeName, typer.Option(help="Precision; auto takes the checkpoint's.")] = "auto",
