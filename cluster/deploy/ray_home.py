@@ -24,6 +24,7 @@ from cluster.config.served_model import served_model
 from cluster.deploy.claim import SERVE, Claim, ClaimedError, give_back, take_claim
 from cluster.deploy.deploy_record import forget_deployed, read_deploy_record
 from cluster.deploy.patient_start import NotStartedError, patient_ray, start_patiently
+from cluster.deploy.ray_token import TokenRefusedError, check_token
 from cluster.deploy.serve_env import RAY_FOLDER, ray_token_file
 from cluster.deploy.serve_status import applications, delete_application
 from cluster.deploy.started_processes import TERMINATE_TIMEOUT_S, StartedProcesses, kill_all
@@ -300,7 +301,10 @@ def connect(address: str) -> None:
         RayUnavailableError: There is none, or it does not let us in.
     """
     try:
+        check_token(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, namespace=NAMESPACE)
+    except TokenRefusedError as error:
+        raise RayUnavailableError(str(error)) from error
     except (ConnectionError, ValueError, RuntimeError, RayError) as error:
         what = f"{error}: {error.__cause__}" if error.__cause__ is not None else str(error)
         raise RayUnavailableError(f"cannot use the Ray at {address}: {what} ({remedy_of(what)})") from error
