@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import httpx
@@ -14,6 +15,13 @@ MAX_PORT = 65_535
 
 class NotBatonError(httpx.HTTPError):
     """What answered is something else than a cluster."""
+
+
+class ClusterGoneError(httpx.HTTPError):
+    """A cluster that answered before does not any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the cluster ended, or its router did")
 
 
 def answer_of(response: httpx.Response, *keys: str) -> dict[str, Any]:
@@ -37,7 +45,11 @@ def explain(error: httpx.HTTPError, url: str) -> str:
     if isinstance(error, httpx.ConnectError) and "SSL" in str(error):
         return f"{url} cannot be asked over TLS ({error}): try http://, as without a proxy in front of the cluster"
     if isinstance(error, httpx.ConnectError):
-        return f"nothing answers at {url}: is `baton serve` running there? --url names another place"
+        if isinstance(_cause_of(error), socket.gaierror):
+            return f"nothing answers at {url}: the name does not resolve; --url names another place"
+        return f"nothing answers at {url}{_port_hint(url)}: is `baton serve` running there? --url names another place"
+    if isinstance(error, ClusterGoneError):
+        return f"the cluster at {url} ended, or its router did"
     if isinstance(error, NotBatonError):
         return f"what answers at {url} is no Baton cluster: {error}"
     if isinstance(error, httpx.HTTPStatusError):
@@ -47,9 +59,24 @@ def explain(error: httpx.HTTPError, url: str) -> str:
     return f"{url}: {type(error).__name__}: {error}"
 
 
+def _cause_of(error: BaseException) -> BaseException:
+    """What an error came from in the first place."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return error
+
+
+def _port_hint(url: str) -> str:
+    """What is said of a URL that names no port: HTTP's is another than Baton's."""
+    parsed = httpx.URL(url)
+    default = {"http": 80, "https": 443}[parsed.scheme]
+    return "" if parsed.port is not None else f" (port {default}; Baton's default is 8000)"
+
+
 def _remedy_of(response: httpx.Response) -> str:
     if response.status_code == httpx.codes.UNAUTHORIZED:
-        hint = "; --api-key sends one, or BATON_API_KEY in the environment"
+        is_for_admins = "admin key" in message_of(response)
+        hint = f"; --api-key sends one, or {'BATON_ADMIN_KEY' if is_for_admins else 'BATON_API_KEY'} in the environment"
         if OWN_ADMIN_KEY_FOLDER in message_of(response):
             return hint
         return (

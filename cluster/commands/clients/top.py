@@ -8,7 +8,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
@@ -19,12 +19,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cluster.client import NotBatonError, bearer
+from cluster.client import ClusterGoneError, NotBatonError, bearer
 from router.live.merge_patch import apply_patch
 
 EVENTS_PATH = "/admin/events"
 TIMEOUT = httpx.Timeout(10.0)
 """A second passes between two events at most, so a cluster that says nothing for longer is gone."""
+
+RECONNECT_TIMEOUT_S = 10.0
+"""A router that died is replaced within this time; a cluster that ended never is."""
+
+RECONNECT_PERIOD_S = 0.5
 
 BAR_CELLS = 16
 MAX_ENTRIES = 256
@@ -61,16 +66,46 @@ def top(url: str, console: Console, *, api_key: str = "") -> None:
     """
     with (
         httpx.Client(base_url=url, headers=bearer(api_key), timeout=TIMEOUT, trust_env=False) as client,
-        client.stream("GET", EVENTS_PATH) as response,
+        closing(watch(client)) as views,
     ):
-        if response.is_error:
-            response.read()
-            response.raise_for_status()
-        with closing(follow(response.iter_lines())) as views:
-            if not (console.is_terminal and sys.stdin.isatty()):
-                console.print(screen(next(views), width=console.width, max_entries=MAX_ENTRIES))
-                return
-            _show(views, console)
+        if not (console.is_terminal and sys.stdin.isatty()):
+            console.print(screen(next(views), width=console.width, max_entries=MAX_ENTRIES))
+            return
+        _show(views, console)
+
+
+def watch(
+    client: httpx.Client,
+    *,
+    pause: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Generator[Seen, None, None]:
+    """The cluster after each event; where the stream breaks, what was seen last, until there is more.
+
+    Raises:
+        ClusterGoneError: There was none for ``RECONNECT_TIMEOUT_S``.
+        httpx.HTTPError: The cluster did not answer the first time, or not well.
+    """
+    seen, lost_s = None, None
+    while True:
+        try:
+            with client.stream("GET", EVENTS_PATH) as response:
+                if response.is_error:
+                    response.read()
+                    response.raise_for_status()
+                for seen in follow(response.iter_lines()):
+                    lost_s = None
+                    yield seen
+        except httpx.TransportError:
+            if seen is None:
+                raise
+        if seen is None:
+            raise NotBatonError(f"{EVENTS_PATH} told nothing")
+        lost_s = clock() if lost_s is None else lost_s
+        if clock() - lost_s >= RECONNECT_TIMEOUT_S:
+            raise ClusterGoneError
+        yield seen
+        pause(RECONNECT_PERIOD_S)
 
 
 def _show(views: Iterable[Seen], console: Console) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import http.server
 import io
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.chaos.scenario import ScenarioError
 from cluster.cli import app
+from cluster.client import explain
 from cluster.commands.clients.chaos import chaos, teller
 
 SCENARIO = Path(__file__).parents[3] / "deploy" / "chaos" / "decode-killed.yaml"
@@ -75,3 +78,29 @@ def test_lines_of_a_scenario_are_not_broken_in_files() -> None:
     teller(Console(file=out))(line)
 
     assert out.getvalue() == f"{line}\n"
+
+
+def test_url_without_a_port_is_told_which_one_was_asked() -> None:
+    error = httpx.ConnectError("refused")
+
+    assert "(port 80; Baton's default is 8000)" in explain(error, "http://localhost")
+    assert "port" not in explain(error, "http://localhost:8000")
+
+
+def test_name_that_does_not_resolve_is_said_to_be_none() -> None:
+    error = httpx.ConnectError("[Errno -2] Name or service not known")
+    error.__cause__ = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    assert "the name does not resolve" in explain(error, "http://nowhere.invalid:8000")
+
+
+@pytest.mark.parametrize(
+    ("message", "variable"), [("this needs an admin key", "BATON_ADMIN_KEY"), ("the API key is wrong", "BATON_API_KEY")]
+)
+def test_refused_key_names_the_variable_of_its_kind(message: str, variable: str) -> None:
+    request = httpx.Request("GET", "http://x/status")
+    response = httpx.Response(401, json={"error": {"message": message}}, request=request)
+
+    assert f"or {variable} in the environment" in explain(
+        httpx.HTTPStatusError("", request=request, response=response), "http://x"
+    )

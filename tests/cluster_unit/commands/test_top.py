@@ -13,8 +13,8 @@ import httpx
 import pytest
 from rich.console import Console
 
-from cluster.client import NotBatonError
-from cluster.commands.clients.top import BAR_CELLS, bar, follow, screen, top
+from cluster.client import ClusterGoneError, NotBatonError, explain
+from cluster.commands.clients.top import BAR_CELLS, RECONNECT_TIMEOUT_S, bar, follow, screen, top, watch
 from tests.support.router.live_app import live_app
 from tests.support.router.router_rig import router_rig, until
 from tests.support.router.router_tokenizer import write_model_dir
@@ -98,3 +98,47 @@ async def test_cluster_is_printed_once_where_nobody_looks(tmp_path: Path) -> Non
 
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert all(name in text for name in ("prefill-0", "decode-0", "decode-1", "tiny"))
+
+
+class BrokenRouter(httpx.BaseTransport):
+    """Tells the cluster's state once for each of the answers that it has, and is gone behind them."""
+
+    def __init__(self, *models: str | None) -> None:
+        self._models = list(models)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """A stream that ends after one event, or nobody who listens."""
+        model = self._models.pop(0) if self._models else None
+        if model is None:
+            raise httpx.ConnectError("refused", request=request)
+        snapshot = {"number": 1, "state": {**a_state(), "model": model}, "timeline": []}
+        return httpx.Response(200, text="\n".join(lines_of(("snapshot", snapshot))) + "\n")
+
+
+def test_stream_that_breaks_is_asked_for_again() -> None:
+    with httpx.Client(transport=BrokenRouter("first", None, "second"), base_url="http://x") as client:
+        views = watch(client, pause=lambda _: None, clock=lambda: 0.0)
+
+        models = [next(views).state["model"] for _ in range(4)]
+
+    assert models == ["first", "first", "first", "second"]
+
+
+def test_cluster_that_does_not_come_back_is_said_to_have_ended() -> None:
+    now_s = 0.0
+
+    def pause(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    client = httpx.Client(transport=BrokenRouter("first"), base_url="http://x")
+    with client, pytest.raises(ClusterGoneError) as caught:
+        list(watch(client, pause=pause, clock=lambda: now_s))
+
+    assert now_s == RECONNECT_TIMEOUT_S
+    assert explain(caught.value, "http://x") == "the cluster at http://x ended, or its router did"
+
+
+def test_cluster_that_never_answered_is_told_at_once() -> None:
+    with httpx.Client(transport=BrokenRouter(), base_url="http://x") as client, pytest.raises(httpx.ConnectError):
+        next(watch(client))

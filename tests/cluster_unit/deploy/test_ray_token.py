@@ -26,7 +26,7 @@ class Head(gcs_service_pb2_grpc.NodeInfoGcsServiceServicer):
         self.num_calls = 0
         self.address = ""
 
-    def GetClusterId(self, request: Any, context: Any) -> Any:  # the name is Ray's
+    def GetClusterId(self, request: Any, context: Any) -> Any:  # noqa: N802  # the name is Ray's
         """Answer, or refuse."""
         self.num_calls += 1
         if self.code is not None:
