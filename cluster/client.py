@@ -125,14 +125,15 @@ def message_of(response: httpx.Response) -> str:
 
 def code_of(response: httpx.Response) -> str | None:
     """The code of an error in OpenAI's shape; None where there is none."""
-    try:
-        return str(response.json()["error"]["code"])
-    except (ValueError, KeyError, TypeError):
-        return None
+    return _of_openai_error(response, "code")
 
 
 def _openai_message(response: httpx.Response) -> str | None:
+    return _of_openai_error(response, "message")
+
+
+def _of_openai_error(response: httpx.Response, key: str) -> str | None:
     try:
-        return str(response.json()["error"]["message"])
+        return str(response.json()["error"][key])
     except (ValueError, KeyError, TypeError):
         return None

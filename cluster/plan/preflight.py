@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,8 @@ RAY_CONNECT_TIMEOUT_S = 5.0
 MAX_PORT_DIGITS = 5
 MAX_PORT = 65_535
 MAX_NAMED: Final = 3
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+"""How models are named on the Hugging Face hub: an owner and a name."""
 
 
 class PreflightError(Exception):
@@ -80,6 +83,17 @@ def check_tracing(config: BatonConfig) -> None:
         raise PreflightError(str(error)) from error
 
 
+def _download_hint(path: Path) -> str:
+    """How a model comes to this machine, where somebody gave its name on the Hugging Face hub.
+
+    A configuration makes that an absolute path. Somebody who has a folder named like the owner meant a path.
+    """
+    name = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    if not HUB_NAME.fullmatch(str(name)) or path.parent.is_dir():
+        return ""
+    return f". Baton downloads nothing: `hf download {name} --local-dir DIR`, then --model DIR"
+
+
 def check_checkpoint(path: Path, code: ModelCode = ANY_CODE) -> None:
     """Look at everything in a model directory but the weights themselves.
 
@@ -89,7 +103,8 @@ def check_checkpoint(path: Path, code: ModelCode = ANY_CODE) -> None:
     try:
         if not path.is_dir():
             raise CheckpointError(
-                f"{path} is not a directory: `model` names one on this machine, with config.json, weights and tokenizer"
+                f"{path} is not a directory: `model` names one on this machine, with config.json, weights and "
+                f"tokenizer{_download_hint(path)}"
             )
         load_model_config(path, code)
         check_text_files(path)

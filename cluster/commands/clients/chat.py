@@ -9,16 +9,32 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from cluster.client import NotBatonError, answer_of, bearer
+from cluster.client import NotBatonError, answer_of, bearer, code_of, message_of
 from cluster.config.served_model import BUILTIN_MODEL_NAME, BUILTIN_QUESTION
 
 TIMEOUT = httpx.Timeout(10.0, read=600.0)
 DATA_PREFIX = "data: "
 END = "[DONE]"
 
+EXIT = "/exit"
+NEW = "/new"
+COMMANDS = {
+    "/help": "/new begins a new conversation; /exit, an empty line or Ctrl-D ends. Anything else goes to the model "
+    "with the whole conversation; where that outgrows the model's context, its oldest turns are left out.",
+    NEW: "A new conversation.",
+}
+"""Lines that are answered here, and with what."""
+
+LEFT_OUT = "(the conversation has outgrown the model's context: its oldest turns are left out)"
+CONTEXT_FULL = "context_length_exceeded"
+
 
 class ChatError(Exception):
     """The cluster ended an answer with an error."""
+
+
+class ContextFullError(ChatError):
+    """The conversation is longer than the model's context."""
 
 
 class ChatInputError(Exception):
@@ -36,10 +52,15 @@ def chat(url: str, console: Console, *, api_key: str = "") -> None:
         model = first_model(client)
         console.print(greeting(model), highlight=False, markup=False, soft_wrap=True)
         messages: list[dict[str, str]] = []
-        while (question := ask(console)) is not None:
-            messages.append({"role": "user", "content": question})
+        while (question := ask(console)) not in (None, EXIT):
+            if question == NEW:
+                messages.clear()
+            if question in COMMANDS:
+                console.print(COMMANDS[question], markup=False, highlight=False, soft_wrap=True)
+                continue
+            messages.append({"role": "user", "content": str(question)})
             try:
-                answer = print_answer(stream_answer(client, model, messages), console)
+                answer = answer_in_context(client, model, messages, console)
             except ChatError as error:
                 console.print(f"error: {error}", markup=False, highlight=False)
                 messages.pop()
@@ -47,9 +68,29 @@ def chat(url: str, console: Console, *, api_key: str = "") -> None:
             messages.append({"role": "assistant", "content": answer})
 
 
+def answer_in_context(client: httpx.Client, model: str, messages: list[dict[str, str]], console: Console) -> str:
+    """Print and return an answer. The oldest turns are taken out of ``messages`` until the rest fits.
+
+    Raises:
+        ChatError: The answer ended with an error, or the last question does not fit alone.
+        httpx.HTTPError: There was no answer.
+    """
+    is_told = False
+    while True:
+        try:
+            return print_answer(stream_answer(client, model, messages), console)
+        except ContextFullError:
+            if len(messages) == 1:
+                raise
+            del messages[:2]
+            if not is_told:
+                console.print(LEFT_OUT, markup=False, highlight=False, soft_wrap=True)
+            is_told = True
+
+
 def greeting(model: str) -> str:
     """What is said first; the built-in model knows so little that it has to be told what to ask."""
-    lines = [f"Talking to {model}. An empty line or Ctrl-D ends."]
+    lines = [f"Talking to {model}. An empty line or Ctrl-D ends, /new begins anew, /help says more."]
     if model == BUILTIN_MODEL_NAME:
         lines += ["It recalls what it was told, repeats lists, counts, adds and tells stories. Try:", BUILTIN_QUESTION]
     return "\n".join(lines)
@@ -94,6 +135,7 @@ def stream_answer(client: httpx.Client, model: str, messages: list[dict[str, str
     """Yield an answer's text piece by piece.
 
     Raises:
+        ContextFullError: The conversation is longer than the model's context.
         ChatError: The answer ended with an error.
         httpx.HTTPError: There was no answer.
     """
@@ -101,6 +143,8 @@ def stream_answer(client: httpx.Client, model: str, messages: list[dict[str, str
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.is_error:
             response.read()
+            if code_of(response) == CONTEXT_FULL:
+                raise ContextFullError(message_of(response))
         response.raise_for_status()
         for line in response.iter_lines():
             if not line.startswith(DATA_PREFIX) or line == DATA_PREFIX + END:

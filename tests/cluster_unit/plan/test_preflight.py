@@ -164,3 +164,20 @@ def test_exporter_is_asked_for_only_where_spans_are_wanted(monkeypatch: pytest.M
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc")
 
     check_tracing(BatonConfig())
+
+
+@pytest.mark.parametrize("folder", [Path(), Path.cwd()])
+def test_name_on_the_hub_is_told_how_to_be_downloaded(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"`hf download owner/Llama-3\.1 --local-dir DIR`, then --model DIR"):
+        check_checkpoint(folder / "owner/Llama-3.1")
+
+
+@pytest.mark.parametrize("name", ["models/mine", "/models/mine", "mine"])
+def test_path_is_told_of_no_download(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+
+    with pytest.raises(CheckpointError) as caught:
+        check_checkpoint(Path(name))
+
+    assert "hf download" not in str(caught.value)
