@@ -133,8 +133,8 @@ def check_length(num_prompt_tokens: int, max_tokens: int, max_model_len: int) ->
     total = num_prompt_tokens + max_tokens
     if total > max_model_len:
         raise ConfigError(
-            f"the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: together {total}, but the "
-            f"model's context length is {max_model_len} tokens"
+            f"the prompt has {num_prompt_tokens} token{'' if num_prompt_tokens == 1 else 's'} and max_tokens is "
+            f"{max_tokens}: together {total}, but the model's context length is {max_model_len} tokens"
         )
 
 

@@ -22,7 +22,7 @@ from cluster.config.own_admin_key import own_admin_key
 from cluster.config.served_model import ServedModel
 from cluster.deploy.claim import Claim
 from cluster.deploy.deployment import Deployment, RefusedStartError, StartError
-from cluster.deploy.ray_home import RayHome, RayUnavailableError
+from cluster.deploy.ray_home import RayHome, RayUnavailableError, SharedRay
 from cluster.deploy.readiness import wait_until_ready
 from engine.contract.errors import ConfigError
 
@@ -92,7 +92,7 @@ def _come_up(deployment: Deployment, home: RayHome, display: StartDisplay, tell:
 
 
 def _start_ray(home: RayHome, display: StartDisplay) -> Claim | None:
-    display.stage("starting Ray")
+    display.stage("connecting to Ray" if isinstance(home, SharedRay) else "starting Ray")
     claim = home.start()
     # Ray installs a handler for SIGTERM that exits at once.
     stop_on_signals()

@@ -72,6 +72,9 @@ class StartDisplay:
         """Show what every worker said last; fits ``deployment.Progress``."""
         for report in sorted(reports, key=lambda item: (item.role, item.replica_id)):
             self._show(f"{report.role} {report.replica_id}", report.stage, done=report.done, total=report.total)
+        if status == "RUNNING" and not reports:  # nobody had to start
+            self._show("baton", "workers and router run")
+            return
         num_ready = sum(report.stage == "ready" for report in reports)
         self._show("baton", f"starting workers and router, {num_ready} workers ready ({status.lower()})")
 

@@ -172,7 +172,7 @@ def _answer(
     options: WhatIfOptions, calibration: Calibration, listed: Sequence[Layout], judge: Judge, console: Console
 ) -> tuple[Sequence[Verdict], Verdict | None]:
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("simulating", total=None)
 
         def telling(layouts: Sequence[Layout]) -> list[Verdict]:
@@ -224,7 +224,9 @@ def notes(
     real: Figures | None,
 ) -> list[str]:
     """What to know of the table: the load, the search's answer, failed requests, and how far off it may be."""
-    lines = [f"{tried[0].figures.num_requests} requests; workers: {calibration.origin or calibration.machine.name}"]
+    num_requests = tried[0].figures.num_requests
+    requests = f"{num_requests} request{'' if num_requests == 1 else 's'}"
+    lines = [f"{requests}; workers: {calibration.origin or calibration.machine.name}"]
     if real is not None:
         lines.append(f"{RECORDED}: what {real.num_requests} of them got, as their routers saw it")
     if options.is_search:

@@ -119,7 +119,12 @@ def forbidden_changes(old: BatonConfig, new: BatonConfig) -> list[str]:
     changed = set(changed_keys(old, new))
     if names_of(old)[:1] == names_of(new)[:1]:
         changed.discard("served_model_name")
-    return [f"{name}: {getattr(old, name)} -> {getattr(new, name)}" for name in FIXED if name in changed]
+    return [f"{name}: {_told(getattr(old, name))} -> {_told(getattr(new, name))}" for name in FIXED if name in changed]
+
+
+def _told(value: object) -> str:
+    """A value as it stands in a file."""
+    return "null" if value is None else str(value)
 
 
 def _read(key: str) -> Any:

@@ -35,7 +35,7 @@ def check_token(address: str) -> None:
         TokenRefusedError: There is no token to show, or it is not taken.
     """
     if _has_mode("token") and (missing := _missing_token()):
-        raise TokenRefusedError(f"RAY_AUTH_MODE is token here, but {missing}: {_remedy()}")
+        raise TokenRefusedError(f"the Ray at {address}: RAY_AUTH_MODE is token here, but {missing}: {_remedy()}")
     if _is_refused(address):
         raise TokenRefusedError(f"the Ray at {address} {_refusal()}")
 

@@ -19,7 +19,7 @@ END = "[DONE]"
 EXIT = "/exit"
 NEW = "/new"
 COMMANDS = {
-    "/help": "/new begins a new conversation; /exit, an empty line or Ctrl-D ends. Anything else goes to the model "
+    "/help": "/new begins a new conversation; /exit, an empty line or Ctrl-D ends. Anything else goes to the model, "
     "with the whole conversation; where that outgrows the model's context, its oldest turns are left out.",
     NEW: "A new conversation.",
 }

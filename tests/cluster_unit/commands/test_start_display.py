@@ -56,3 +56,13 @@ def test_terminal_says_how_long_the_rest_takes() -> None:
 def test_nothing_is_promised_of_what_has_not_moved() -> None:
     assert shown(is_terminal=True, dones=(0, 0), period_s=20.0) == ""
     assert shown(is_terminal=True, dones=(0, 1000), period_s=20.0) == ""
+
+
+def test_cluster_that_runs_already_is_said_to_run() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with StartDisplay(console) as display:
+        display.workers([], "RUNNING")
+
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "workers and router run" in text
+    assert "0 workers" not in text

@@ -106,7 +106,7 @@ def test_first_deployment_that_was_not_waited_for_keeps_other_models_out(
     if comes_up:
         ray.come_up()
 
-    with pytest.raises(RefusedStartError, match=rf"\(model: None -> {tmp_path}/other\): run `baton shutdown --address"):
+    with pytest.raises(RefusedStartError, match=rf"\(model: null -> {tmp_path}/other\): run `baton shutdown --address"):
         run_deploy(port, model=tmp_path / "other")
 
     assert len(ray.told) == 1
@@ -365,7 +365,7 @@ def test_ray_that_is_lost_meanwhile_is_one_line(ray: FakeRay, port: int, tmp_pat
         run_shutdown()
 
     ray.on_status = lambda: None
-    with pytest.raises(RefusedStartError, match="model: None"):
+    with pytest.raises(RefusedStartError, match="model: null"):
         run_deploy(port, model=tmp_path / "other")
 
 

@@ -23,7 +23,7 @@ def test_what_tokens_depend_on_may_not() -> None:
     assert (
         forbidden_changes(BatonConfig(served_model_name="mine"), BatonConfig(served_model_name=("mine", "yours"))) == []
     ), "another name is no harm"
-    assert sorted(changes) == ["dtype: auto -> float16", "served_model_name: None -> other"]
+    assert sorted(changes) == ["dtype: auto -> float16", "served_model_name: null -> other"]
 
 
 def test_where_it_is_deployed_is_no_change() -> None:
