@@ -136,4 +136,5 @@ async def test_killed_raylet_takes_its_node_along_and_nothing_else(cluster: TwoN
     victim = {"role": "decode", "node_ip": SECOND_NODE_IP, "min_running": 4}
     report = await suffer(cluster, "node", {"wait_for_tokens": 500}, {"kill_node": victim})
 
-    assert report.counted["migrations"] + report.num_broken_with_router > 0, "a router of that node may have died, too"
+    lost = sum(report.counted[name] for name in ("migrations", "prefill_retries", "local_prefills"))
+    assert lost + report.num_broken_with_router > 0, "streams, prompts, or connections where a router of that node died"
