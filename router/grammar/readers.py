@@ -87,13 +87,20 @@ def _ask(process: subprocess.Popen[bytes], text: str) -> str | None:
         process.stdin.write(LENGTH.pack(len(data)) + data)
         process.stdin.flush()
         # It answers in one piece, once it is done.
-        if not select.select([process.stdout], [], [], WAIT_S)[0]:
+        if not _is_readable_within(process.stdout, WAIT_S):
             return None
         header = _read(process.stdout, LENGTH.size)
         answer = _read(process.stdout, *LENGTH.unpack(header)) if header is not None else None
     except OSError:
         return None
     return None if answer is None else answer.decode()
+
+
+def _is_readable_within(pipe: IO[bytes], seconds: float) -> bool:
+    """By ``poll``: a router has more connections than there are numbers of files that ``select`` takes."""
+    waiting = select.poll()
+    waiting.register(pipe, select.POLLIN)
+    return bool(waiting.poll(seconds * 1000))
 
 
 def _read(pipe: IO[bytes], num_bytes: int) -> bytes | None:

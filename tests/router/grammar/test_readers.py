@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,6 +74,19 @@ def test_whoever_reads_ends_and_another_one_begins(readers: GrammarReaders) -> N
     assert not readers.problem_of(HARMLESS), "it begins anew"
 
 
+def test_a_router_with_many_connections_reads_grammars_too(readers: GrammarReaders) -> None:
+    """Beyond the 1,024 files that ``select`` can wait for."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    taken = [os.dup(0) for _ in range(1100)]
+    try:
+        assert not readers.problem_of(HARMLESS)
+    finally:
+        for number in taken:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 def test_no_more_read_at_once_than_may(readers: GrammarReaders) -> None:
     before = set(processes())
     found: list[str] = []
@@ -96,8 +111,10 @@ def test_a_process_that_dies_over_a_text_is_told_apart(
     answers: list[str] = []
     asking = threading.Thread(target=lambda: answers.append(readers.problem_of(HARMLESS)))
     asking.start()
+    deadline_s = time.monotonic() + 60
     while readers._idle:
-        pass
+        assert time.monotonic() < deadline_s, "nobody asks"
+        asking.join(0.01)
     process.send_signal(signal.SIGSEGV)
     process.send_signal(signal.SIGCONT)
     asking.join()
