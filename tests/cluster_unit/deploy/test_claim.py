@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from cluster.deploy.claim import Claim, ClaimedError, give_back, take_claim
-from tests.support.cluster.fake_ray import FakeRay, fake_ray
-
-
-@pytest.fixture
-def ray() -> Iterator[FakeRay]:
-    with fake_ray() as fake:
-        yield fake
+from tests.support.cluster.fake_ray import FakeRay
 
 
 def claim(job_id: str) -> Claim:

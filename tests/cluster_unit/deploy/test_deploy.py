@@ -5,9 +5,6 @@ from __future__ import annotations
 import io
 import shutil
 import signal
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,36 +22,7 @@ from cluster.deploy.deployment import Deployment, RefusedStartError, StartError
 from cluster.deploy.ray_home import RayUnavailableError, SharedRay
 from cluster.serve_app import build
 from engine.model.builtin import builtin_model_dir
-from tests.support.cluster.fake_ray import ADDRESS, FAILED, LEAVING, RUNNING, STARTING, FakeRay, fake_ray
-
-
-class Ready(BaseHTTPRequestHandler):
-    """A router that is ready."""
-
-    def do_GET(self) -> None:
-        """Say so."""
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
-
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    """Where a router answers that it is ready."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Ready) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.server_address[1]
-        server.shutdown()
-        thread.join()
-
-
-@pytest.fixture
-def ray() -> Iterator[FakeRay]:
-    with fake_ray() as fake:
-        yield fake
+from tests.support.cluster.fake_ray import ADDRESS, FAILED, LEAVING, RUNNING, STARTING, FakeRay
 
 
 def config_of(port: int, **keys: Any) -> BatonConfig:

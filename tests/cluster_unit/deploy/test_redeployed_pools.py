@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -17,39 +14,10 @@ from cluster.config.names import APP_NAME
 from cluster.config.served_model import served_model
 from cluster.deploy.deployment import StartError
 from cluster.serve_app import build
-from tests.support.cluster.fake_ray import ADDRESS, FAILED, FakeRay, fake_ray
+from tests.support.cluster.fake_ray import ADDRESS, FAILED, FakeRay
 
 FEWER_SEQS = {"scheduler": {"max_num_seqs": 8}}
 """A setting with which workers are replaced."""
-
-
-class Ready(BaseHTTPRequestHandler):
-    """A router that is ready."""
-
-    def do_GET(self) -> None:
-        """Say so."""
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
-
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    """Where a router answers that it is ready."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Ready) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.server_address[1]
-        server.shutdown()
-        thread.join()
-
-
-@pytest.fixture
-def ray() -> Iterator[FakeRay]:
-    with fake_ray() as fake:
-        yield fake
 
 
 def keys_of(scaling: dict[str, Any], *, replicas: int = 2, **decode: Any) -> dict[str, Any]:
