@@ -102,21 +102,18 @@ def test_no_more_read_at_once_than_may(readers: GrammarReaders) -> None:
     assert 1 <= len(set(processes()) - before) <= 2
 
 
-def test_a_process_that_dies_over_a_text_is_told_apart(
-    readers: GrammarReaders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not readers.problem_of(HARMLESS)
-    (process,) = readers._idle
-    process.send_signal(signal.SIGSTOP)
+def test_a_process_that_dies_over_a_text_is_told_apart() -> None:
+    readers = GrammarReaders(cpu_s=60)
+    before = set(processes())
     answers: list[str] = []
-    asking = threading.Thread(target=lambda: answers.append(readers.problem_of(HARMLESS)))
+    asking = threading.Thread(target=lambda: answers.append(readers.problem_of(INTERSECTION)))
     asking.start()
     deadline_s = time.monotonic() + 60
-    while readers._idle:
-        assert time.monotonic() < deadline_s, "nobody asks"
+    while not (begun := set(processes()) - before):
+        assert time.monotonic() < deadline_s, "nobody reads"
         asking.join(0.01)
+    (process,) = begun
     process.send_signal(signal.SIGSEGV)
-    process.send_signal(signal.SIGCONT)
     asking.join()
 
     assert answers == ["it ended the process that reads grammars (signal 11)"]
