@@ -14,7 +14,6 @@ from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
 
 SCALED = replace(
     FAST,
-    status_timeout_s=0.2,
     peer_period_s=0.02,
     scaling=ScalingRules(pools={"decode": PoolBounds(least=1, most=4)}),
 )

@@ -17,6 +17,7 @@ from engine.contract.token_ids import TokenIds
 from router.errors import QueueFullError
 from router.request.text_request import TextRequest
 from router.settings import RouterSettings
+from tests.support.loop_time import LoopTime
 from tests.support.router.fake_workers import counting
 from tests.support.router.router_rig import FAST, RouterRig, completion_text, events, router_rig, until
 
@@ -226,10 +227,14 @@ async def test_moved_request_waits_for_a_worker_whose_queue_is_full(model_dir: P
 
 async def test_deadline_ends_the_wait_for_a_worker_whose_queue_is_full(model_dir: Path) -> None:
     async with router_rig(model_dir) as rig:
+        time = LoopTime()
         rig.decode[0].refuse_code = "queue_full"
-        response = await rig.client.post(
-            "/v1/completions", json={"prompt": PROMPT, **ASK}, headers={"X-Request-Timeout": "0.2"}
+        asking = asyncio.create_task(
+            rig.client.post("/v1/completions", json={"prompt": PROMPT, **ASK}, headers={"X-Request-Timeout": "30"})
         )
+        await until(lambda: len(rig.decode[0].seen) >= 2)
+        time.advance(30.0)
+        response = await asking
 
         assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
         assert "queues are full" in response.json()["error"]["message"]

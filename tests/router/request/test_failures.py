@@ -13,6 +13,7 @@ from engine.contract.messages import SamplingParams
 from engine.contract.token_ids import TokenIds
 from router.request.text_request import TextRequest
 from router.settings import RouterSettings
+from tests.support.loop_time import LoopTime
 from tests.support.router.fake_replica import FakeReplica
 from tests.support.router.fake_workers import counting
 from tests.support.router.router_rig import FAST, RouterRig, events, router_rig, until
@@ -63,9 +64,13 @@ async def test_prefill_that_dies_while_it_computes_is_replaced_under_the_same_id
 
 
 async def test_prefill_that_hangs_is_given_up_and_aborted(model_dir: Path) -> None:
-    async with router_rig(model_dir, num_prefill=2, settings=with_settings(prefill_timeout_s=0.05)) as rig:
+    async with router_rig(model_dir, num_prefill=2, settings=with_settings(prefill_timeout_s=30.0)) as rig:
+        time = LoopTime()
         rig.prefill[0].gate.clear()
-        body = (await rig.complete(PROMPT, **ASK)).json()
+        answer = asyncio.create_task(rig.complete(PROMPT, **ASK))
+        await until(lambda: bool(rig.prefill[0].running))
+        time.advance(30.0)
+        body = (await answer).json()
 
         assert body["choices"][0]["token_ids"] == expected_tokens(rig)
         await until(lambda: rig.prefill[0].aborted == [rig.prefill[0].seen[0].request_id])
@@ -238,16 +243,20 @@ async def test_refusal_by_decode_ends_the_lease(model_dir: Path) -> None:
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_deadline_ends_a_request_that_hangs_and_frees_it_everywhere(model_dir: Path, role: str) -> None:
     async with router_rig(model_dir) as rig:
+        time = LoopTime()
         replica = (rig.prefill if role == "prefill" else rig.decode)[0]
         replica.gate.clear()
-        response = await rig.client.post(
-            "/v1/completions", json={"prompt": PROMPT, **ASK}, headers={"X-Request-Timeout": "0.1"}
+        asking = asyncio.create_task(
+            rig.client.post("/v1/completions", json={"prompt": PROMPT, **ASK}, headers={"X-Request-Timeout": "30"})
         )
+        await until(lambda: bool(replica.running))
+        time.advance(30.0)
+        response = await asking
 
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (504, "deadline_exceeded")
         assert role in error["message"]
-        assert replica.seen[0].request_id in replica.aborted
+        await until(lambda: replica.seen[0].request_id in replica.aborted)
         replica.gate.set()
         await until(rig.is_at_rest)
 

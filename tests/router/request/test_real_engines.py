@@ -135,7 +135,7 @@ async def test_choices_are_all_served_or_refused_as_one_body_before_they_begin(m
 
 
 async def test_decode_engine_that_ends_mid_stream_loses_no_token(model_dir: Path) -> None:
-    async with live_router(model_dir, num_decode=2) as live:
+    async with live_router(model_dir, num_decode=2, turns_per_step=200) as live:
         asked = prompts(24)
         answers = [asyncio.create_task(live.complete(prompt, max_tokens=45)) for prompt in asked]
         victim = live.decode.engines["decode-0"]
@@ -213,7 +213,8 @@ async def test_clients_that_leave_at_random_moments_leave_nothing_on_any_engine(
                 await live.complete(prompt, max_tokens=45, stream=source.random() < 0.7)
 
     async with live_router(model_dir, num_prefill=2, num_decode=2) as live:
-        for _ in range(3):
+        num_rounds = 0
+        while num_rounds < 3 or not live.service.counters.num_cancelled:  # on a busy machine few come as far
             await asyncio.gather(*(visit(live, prompt) for prompt in prompts(30)))
+            num_rounds += 1
         await until(live.is_at_rest)
-        assert live.service.counters.num_cancelled > 0

@@ -46,7 +46,7 @@ class HeldTemplate(ChatTemplate):
 
 
 @asynccontextmanager
-async def renderer(template: ChatTemplate | None, *, wait_s: float = 5.0) -> AsyncIterator[ChatRenderer]:
+async def renderer(template: ChatTemplate | None, *, wait_s: float = 60.0) -> AsyncIterator[ChatRenderer]:
     templates = None if template is None else ChatTemplates(default=template)
     made = ChatRenderer(templates, wait_s=wait_s, retry_after_s=1.0)
     try:

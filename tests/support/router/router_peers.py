@@ -17,12 +17,13 @@ from router.trace.recorder import TraceRecorder
 
 @dataclass(slots=True, kw_only=True)
 class PeerNet:
-    """All routers by name. ``silent`` ones are there and never answer."""
+    """All routers by name. ``silent`` ones are there and never answer, though asked ``num_in_vain`` times."""
 
     views: dict[str, ClusterView] = field(default_factory=dict)
     stores: dict[str, ResponseStore] = field(default_factory=dict)
     recorders: dict[str, TraceRecorder] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
+    num_in_vain: int = 0
 
     def seen_by(self, name: str) -> Peers:
         """The net as one router sees it."""
@@ -69,6 +70,7 @@ class Peers:
     async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
         """Ask one, or wait in vain."""
         if router_id in self._net.silent:
+            self._net.num_in_vain += 1
             await asyncio.Event().wait()
         view = self._net.views.get(router_id)
         if view is None:

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from router.security import SecuritySettings, hash_key, new_key
 from router.text.tokenizer import Tokenizer
+from tests.support.loop_time import LoopTime
 from tests.support.router.fake_workers import scripted
 from tests.support.router.live_app import live_app
 from tests.support.router.router_rig import RouterRig, router_rig, until
@@ -196,8 +197,9 @@ async def test_error_in_a_stream_is_an_event(live: Live) -> None:
         messages=[{"role": "user", "content": "hi"}],
         max_tokens=200,
         stream=True,
-        extra_headers={"X-Request-Timeout": "0.3"},
+        extra_headers={"X-Request-Timeout": "30"},
     )
+    LoopTime().advance(30.0)
     with pytest.raises(anthropic.APIStatusError, match="was not done within"):
         [event async for event in stream]
 

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 
 from router.security import SecuritySettings, hash_key, new_key
 from router.text.tokenizer import Tokenizer
+from tests.support.loop_time import LoopTime
 from tests.support.router.fake_workers import scripted
 from tests.support.router.live_app import live_app
 from tests.support.router.router_peers import PeerNet
@@ -332,10 +333,13 @@ async def test_any_router_follows_on_what_another_one_keeps(model_dir: Path) -> 
 
 async def test_error_in_a_stream_is_its_last_event(model_dir: Path) -> None:
     async with router_rig(model_dir) as rig:
-        sending = asyncio.create_task(
-            rig.client.post("/v1/responses", json={"input": "hi", "stream": True}, headers={"X-Request-Timeout": "0.2"})
-        )
+        time = LoopTime()
         rig.decode[0].step_gate.clear()
+        sending = asyncio.create_task(
+            rig.client.post("/v1/responses", json={"input": "hi", "stream": True}, headers={"X-Request-Timeout": "30"})
+        )
+        await until(lambda: bool(rig.decode[0].running))
+        time.advance(30.0)
         text = (await sending).text
         last = EVENT.validate_json(text.rstrip("\n").split("\n")[-1].removeprefix("data: "))
         assert last.type == "response.failed"
