@@ -155,10 +155,11 @@ def test_start_whose_ray_ends_meanwhile_begins_once_more(served_model: Path) -> 
     try:
         cluster.wait_for_output("starting Ray Serve")
         first = cluster.processes()
-        raylet = next(process for process in first if process.name() == "raylet")
+        raylet = cluster.process_named("raylet")
         helpers = raylet.children()
         for helper in helpers:  # some outlive it for a minute, and want to tell a server that is gone
-            helper.suspend()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                helper.suspend()
         raylet.kill()
 
         cluster.wait_for_output("Serving")

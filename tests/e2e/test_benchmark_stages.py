@@ -25,7 +25,7 @@ NUM_TOKENS = 3
 
 def answer(url: str) -> dict[str, object]:
     body = {"prompt": [5, 6, 7], "max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 0}
-    response = httpx.post(f"{url}/v1/completions", json=body, timeout=60.0, trust_env=False)
+    response = httpx.post(f"{url}/v1/completions", json=body, timeout=120.0, trust_env=False)
     response.raise_for_status()
     usage: dict[str, object] = response.json()["usage"]
     return usage
@@ -42,13 +42,13 @@ def paced_url(tmp_path: Path) -> Iterator[str]:
     with served_stage("benchmarks.scaling_parts.stage", str(tmp_path / "baton.yaml"), environment=environment) as pid:
         yield f"http://127.0.0.1:{config['port']}"
         processes = psutil.Process(pid).children(recursive=True)
-    _, alive = psutil.wait_procs(processes, timeout=10.0)
+    _, alive = psutil.wait_procs(processes, timeout=120.0)
     assert not alive
 
 
 def test_paced_workers_serve_in_steps_of_their_machine(paced_url: str) -> None:
     assert answer(paced_url)["completion_tokens"] == NUM_TOKENS
-    status = httpx.get(f"{paced_url}/status", timeout=30.0, trust_env=False).json()
+    status = httpx.get(f"{paced_url}/status", timeout=120.0, trust_env=False).json()
     (worker,) = status["pools"]["decode"]
     counters = worker["counters"]
     # Its noise makes a step shorter now and then; one of the model itself takes a tenth of the time.

@@ -37,7 +37,7 @@ async def _hang_one_read(cluster: ClusterProcess) -> dict[str, Any]:
 async def _set_faults(cluster: ClusterProcess, **faults: float) -> None:
     url, key = with_own_key(cluster.url, "")
     headers = {"Authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30.0, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=120.0, trust_env=False) as client:
         response = await client.post("/admin/faults", json={"role": "decode", "faults": faults})
         assert response.status_code == httpx.codes.OK, response.text
 

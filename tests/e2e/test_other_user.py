@@ -5,11 +5,13 @@ Needs root, to become another user; tests/conftest.py says so where it leaves it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -86,15 +88,25 @@ def files_of_group() -> list[Path]:
 
 def sockets_of(processes: list[psutil.Process]) -> set[str]:
     """Inodes of the sockets that processes have."""
-    links = [link for process in processes for link in Path(f"/proc/{process.pid}/fd").iterdir()]
-    targets = [os.readlink(link) for link in links if os.path.lexists(link)]
+    targets = []
+    for process in processes:
+        with contextlib.suppress(FileNotFoundError):  # it ended just now
+            for link in Path(f"/proc/{process.pid}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):  # it was closed just now
+                    targets.append(os.readlink(link))
     return {target[len("socket:[") : -1] for target in targets if target.startswith("socket:[")}
 
 
 def listening(processes: list[psutil.Process]) -> dict[int, str]:
     """Ports on which processes listen, and their addresses."""
-    connections = [item for process in processes for item in process.net_connections("tcp")]
-    return {item.laddr.port: item.laddr.ip for item in connections if item.status == psutil.CONN_LISTEN}
+    return {item.laddr.port: item.laddr.ip for process in processes for item in listeners_of(process)}
+
+
+def listeners_of(process: psutil.Process) -> list[Any]:
+    """The TCP sockets on which a process listens; none when it ended just now."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [item for item in process.net_connections("tcp") if item.status == psutil.CONN_LISTEN]
+    return []
 
 
 def reachable(address: str) -> str:
@@ -173,8 +185,8 @@ def test_only_serves_transport_between_replicas_listens_beyond_this_machine(clus
     beyond = [
         process.cmdline()[0]
         for process in cluster.processes()
-        for item in process.net_connections("tcp")
-        if item.status == psutil.CONN_LISTEN and not is_loopback_name(item.laddr.ip)
+        for item in listeners_of(process)
+        if not is_loopback_name(item.laddr.ip)
     ]
 
     assert sorted(beyond) == [f"ray::ServeReplica:baton:{name}" for name in ("decode", "prefill", "router")]

@@ -257,5 +257,5 @@ def test_stand_in_ends_with_who_started_it() -> None:
     parent.kill()
     parent.wait()
 
-    gone, alive = psutil.wait_procs([stand_in], timeout=30)
+    gone, alive = psutil.wait_procs([stand_in], timeout=120)
     assert (gone, alive) == ([stand_in], [])

@@ -101,7 +101,7 @@ async def front(limits: ProxyLimits = LIMITS, *, is_new: bool = False) -> AsyncI
         url = await stack.enter_async_context(live_app(guard))
         pool = httpx.Limits(max_connections=None)
         client = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=url, timeout=30, limits=pool, trust_env=False)
+            httpx.AsyncClient(base_url=url, timeout=120, limits=pool, trust_env=False)
         )
         yield Front(proxy, client, clock)
 

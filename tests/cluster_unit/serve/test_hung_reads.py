@@ -21,7 +21,7 @@ from tests.support.engine.engine_pools import engine_pools
 from tests.support.engine.requests import greedy_request
 
 PATIENCE_S = 60.0
-WAIT_S = 20.0
+WAIT_S = 60.0
 NUM_TOKENS = 6
 PROMPT = tuple(range(1, 20))
 

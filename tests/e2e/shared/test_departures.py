@@ -50,10 +50,11 @@ async def test_many_that_leave_at_random_moments_leave_nothing(cluster: ClusterP
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=cluster.url, timeout=60, trust_env=False, limits=limits) as client:
         before = wait_for_rest(cluster.url)["totals"]
-        await asyncio.gather(*(visit(client, number) for number in range(40)))
-        status = await asyncio.to_thread(wait_for_rest, cluster.url)
+        after = before
+        while after["cancelled"] == before["cancelled"]:  # on a busy machine few come as far as to be served
+            await asyncio.gather(*(visit(client, number) for number in range(40)))
+            status = await asyncio.to_thread(wait_for_rest, cluster.url)
+            after = status["totals"]
 
     assert_at_rest(status)
-    after = status["totals"]
-    assert after["cancelled"] > before["cancelled"]
     assert after["requests"] == after["finished"] + after["cancelled"] + after["failed"]

@@ -60,7 +60,7 @@ async def test_windowed_layers_in_many_chunks_say_what_transformers_says(oracle_
             await until_decode_reads_along(cluster.url)
         await answering
 
-        status = read_status(cluster.url)
+        status = await asyncio.to_thread(wait_for_rest, cluster.url)
         assert_at_rest(status)
         assert 0 < status["totals"]["streamed_blocks"] <= status["totals"]["transferred_blocks"]
 
@@ -69,7 +69,7 @@ async def test_the_bytes_of_every_prompt_crossed_to_decode(cluster: ClusterProce
     case = oracle_case("llama")
     before = read_status(cluster.url)
     await assert_same_tokens(cluster.url, case)
-    after = read_status(cluster.url)
+    after = await asyncio.to_thread(wait_for_rest, cluster.url)
 
     moved = {
         name: after["totals"][name] - before["totals"][name] for name in ("transferred_bytes", "remote_hit_tokens")
@@ -91,8 +91,7 @@ async def test_all_features_at_once_are_answered_as_by_one_engine(cluster: Clust
     async with httpx.AsyncClient(base_url=cluster.url, timeout=TIMEOUT_S, limits=limits, trust_env=False) as client:
         calls = [client.post(feature.url, json=feature.body) for feature in FEATURES]
         answers = [read_answer(response) for response in await asyncio.gather(*calls)]
-    await asyncio.to_thread(wait_for_rest, cluster.url)  # what a stop string ended is let go of after its answer
-    after = read_status(cluster.url)
+    after = await asyncio.to_thread(wait_for_rest, cluster.url)  # what a stop string ended is let go of a moment later
 
     async with world(served_model, ONE_ENGINE.setup) as one_engine:
         for feature, answer in zip(FEATURES, answers, strict=True):
@@ -110,5 +109,4 @@ async def test_two_workers_of_each_kind_say_the_same(wide_cluster: ClusterProces
         await assert_same_tokens(wide_cluster.url, oracle_case("llama"))
         pools = read_status(wide_cluster.url)["pools"]
         were_all_asked = all(replica["counters"]["num_requests"] for pool in pools.values() for replica in pool)
-    await asyncio.to_thread(wait_for_rest, wide_cluster.url)
-    assert_at_rest(read_status(wide_cluster.url))
+    assert_at_rest(await asyncio.to_thread(wait_for_rest, wide_cluster.url))

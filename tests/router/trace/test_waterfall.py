@@ -117,7 +117,7 @@ async def test_request_that_its_drained_worker_lets_go(model_dir: Path) -> None:
         answers = [asyncio.create_task(live.complete([*PROMPT, number], max_tokens=LONG)) for number in range(4)]
         leaving = live.decode.engines["decode-0"]
         await until(lambda: leaving.load.counters["num_generated_tokens"] > 8)
-        assert await leaving.drain(moves_out=True, timeout_s=20)
+        assert await leaving.drain(moves_out=True, timeout_s=60)
         traces = [await trace_of(live, await answer) for answer in answers]
 
         moved = [trace for trace in traces if "move" in names(trace)]

@@ -23,7 +23,7 @@ from router.wire.frame_server import FrameOffer, FrameServer
 from router.wire.linked_calls import LinkedCalls
 from tests.support.router.router_rig import until
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Engine:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tests.support.cluster.ports import free_port
 BATON = Path(sys.executable).parent / "baton"
 READY_TIMEOUT_S = 400.0
 STOP_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 240.0
 POLL_PERIOD_S = 0.1
 
@@ -83,7 +84,7 @@ class ClusterProcess:
 
     def wait_until_ready(self) -> None:
         """Return when `/ready` says so, and `baton serve` knows it, which exits otherwise if it is stopped before."""
-        with httpx.Client(timeout=5.0, trust_env=False) as client:
+        with httpx.Client(timeout=ANSWER_TIMEOUT_S, trust_env=False) as client:
             self._wait(lambda: is_ready(client, self.url), "ready")
         if self._is_serving:
             self.wait_for_output("Press Ctrl-C to stop")
@@ -93,7 +94,7 @@ class ClusterProcess:
         self._wait(lambda: all(len(pool) >= number for pool in self._pools()), f"{number} workers of each kind")
 
     def _pools(self) -> list[Any]:
-        answer: dict[str, Any] = httpx.get(f"{self.url}/status", timeout=5.0, trust_env=False).json()
+        answer: dict[str, Any] = httpx.get(f"{self.url}/status", timeout=ANSWER_TIMEOUT_S, trust_env=False).json()
         return list(answer["pools"].values())
 
     def wait_for_output(self, text: str) -> None:
@@ -117,6 +118,14 @@ class ClusterProcess:
         command = psutil.Process(self.pid)
         return [command, *command.children(recursive=True)]
 
+    def process_named(self, name: str) -> psutil.Process:
+        """The first of them that is called so. Others may end while they are looked at."""
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                if process.name() == name:
+                    return process
+        raise AssertionError(f"no process {name}:\n{self.log}")
+
     def stop(self, signal_number: int = signal.SIGINT) -> int:
         """Ask the command to stop, as Ctrl-C does; its exit code."""
         self._process.send_signal(signal_number)
@@ -126,7 +135,8 @@ class ClusterProcess:
         """Kill what is left, and remove the folder. The last resort of a test that failed."""
         if self._process.poll() is None:
             for process in self.processes():
-                process.kill()
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
             self._process.wait(STOP_TIMEOUT_S)
         self._log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -160,10 +170,17 @@ def running_cluster(
 
 def assert_left_nothing(cluster: ClusterProcess, processes: list[psutil.Process]) -> None:
     """No process of the cluster lives, and its session folder is empty."""
-    alive = [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    alive = [process for process in processes if _is_alive(process)]
     assert not alive, f"left running: {alive}\n{cluster.log}"
     left = sorted(str(path) for path in cluster.session_folder.iterdir())
     assert not left, f"left files: {left}\n{cluster.log}"
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # it ended just now
+        return False
 
 
 def run_baton(

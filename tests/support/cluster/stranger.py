@@ -28,7 +28,7 @@ import grpc
 import ray.core.generated
 import ray.serve.generated.serve_pb2
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 60.0
 RUN_TIMEOUT_S = 240.0
 SHM_RDONLY = 0o10000
 

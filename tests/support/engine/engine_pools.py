@@ -30,7 +30,7 @@ INPROC = ConnectorOptions(connector="inproc", streamed=True)
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 256
 REPORT_PERIOD_S = 0.02
-DRAIN_TIMEOUT_S = 20.0
+DRAIN_TIMEOUT_S = 120.0
 
 
 EngineBuilder = Callable[[str, int], tuple[EngineCore, WorkerInfo, RequestObserver | None]]

@@ -25,7 +25,7 @@ from kv_transfer.protocols import RemoteMatch
 from kv_transfer.stats import TransferStats
 from kv_transfer.transfer_options import TransportChoice
 
-WAIT_TIMEOUT_S = 30.0
+WAIT_TIMEOUT_S = 120.0
 
 Blocks = tuple[int, ...] | GroupBlocks
 """Blocks by KV cache group, or of a cache with a single group."""

@@ -7,7 +7,7 @@ import threading
 from engine.contract.executor import StepRunner
 from engine.contract.step import PendingStep, SchedulerOutput
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 
 
 class PausableRunner:

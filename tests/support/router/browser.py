@@ -12,13 +12,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from playwright.async_api import Page, async_playwright
+from playwright.async_api import Page, async_playwright, expect
 
 from tests.support.debian_packages import CHROMIUM, install
 
 PACKAGES = ("chromium", "fonts-dejavu-core")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
-TIMEOUT_MS = 60_000
+TIMEOUT_MS = 120_000
+expect.set_options(timeout=TIMEOUT_MS)
 CANNOT = 3
 
 
@@ -34,7 +35,7 @@ class Browsing:
 async def browsing(url: str) -> AsyncIterator[Browsing]:
     """The page at a URL, in a browser of its own."""
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        browser = await playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS, timeout=TIMEOUT_MS)
         try:
             page = await browser.new_page()
             page.set_default_timeout(TIMEOUT_MS)

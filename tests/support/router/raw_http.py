@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
