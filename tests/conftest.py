@@ -113,8 +113,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
     return ClusterScheduling(config, log)
 
 
-# How long an example takes says something of the machine, not of the code.
-hypothesis.settings.register_profile("baton", deadline=None)
+# How long an example takes, to make or to test, says something of the machine, not of the code.
+hypothesis.settings.register_profile("baton", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("baton")
 
 
