@@ -92,7 +92,7 @@ class LiveCluster:
     def resume(self) -> None:
         """Let everything that stands go on."""
         for pid in self._stopped:
-            if psutil.pid_exists(pid):
+            with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(pid).send_signal(signal.SIGCONT)
         self._stopped.clear()
 
@@ -110,8 +110,9 @@ class LiveCluster:
             raise ScenarioError(f"no raylet is above process {row['pid']}")
         status = await self.status()
         rows = [found for role in MEMBERS for found in members(status, role)]
-        lost = [found for found in rows if ancestor(local_process(found), "raylet") == raylet]
-        processes = [local_process(found) for found in lost]
+        below = {child.pid: child for child in raylet.children(recursive=True)}
+        lost = [found for found in rows if found["pid"] in below and is_here(found)]
+        processes = [below[found["pid"]] for found in lost]
         raylet.kill()
         await asyncio.to_thread(psutil.wait_procs, processes, NODE_END_S)
         return lost
@@ -224,14 +225,19 @@ def local_process(row: Row) -> psutil.Process:
     Raises:
         ScenarioError: It is on another machine, or gone.
     """
-    addresses = {address.address for found in psutil.net_if_addrs().values() for address in found}
-    node_ip = row.get("node_ip")
-    if node_ip is not None and node_ip not in addresses and not node_ip.startswith("127."):
-        raise ScenarioError(f"process {row['pid']} is on {node_ip}: run this scenario there")
+    if not is_here(row):
+        raise ScenarioError(f"process {row['pid']} is on {row['node_ip']}: run this scenario there")
     try:
         return psutil.Process(row["pid"])
     except psutil.NoSuchProcess as error:
         raise ScenarioError(f"process {row['pid']} is gone") from error
+
+
+def is_here(row: Row) -> bool:
+    """Whether a row's process is, or was, on this machine."""
+    addresses = {address.address for found in psutil.net_if_addrs().values() for address in found}
+    node_ip = row.get("node_ip")
+    return node_ip is None or node_ip in addresses or str(node_ip).startswith("127.")
 
 
 def listening_beside(rows: list[Row], port: int | None) -> list[psutil.Process]:
@@ -253,9 +259,10 @@ def listens_on(process: psutil.Process, port: int | None) -> bool:
 
 
 def ancestor(process: psutil.Process, name: str) -> psutil.Process | None:
-    """The nearest process above that is called so."""
-    for parent in process.parents():
-        words = [word.rsplit("/", 1)[-1] for word in parent.cmdline()[:2]]
-        if name in (parent.name(), *words):
-            return parent
+    """The nearest process above that is called so; none where one of them ends meanwhile."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for parent in process.parents():
+            words = [word.rsplit("/", 1)[-1] for word in parent.cmdline()[:2]]
+            if name in (parent.name(), *words):
+                return parent
     return None

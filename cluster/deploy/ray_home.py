@@ -27,7 +27,7 @@ from cluster.deploy.patient_start import NotStartedError, patient_ray, start_pat
 from cluster.deploy.ray_token import TokenRefusedError, check_token
 from cluster.deploy.serve_env import RAY_FOLDER, ray_token_file
 from cluster.deploy.serve_status import applications, delete_application
-from cluster.deploy.started_processes import TERMINATE_TIMEOUT_S, StartedProcesses, kill_all
+from cluster.deploy.started_processes import TERMINATE_TIMEOUT_S, StartedProcesses, is_named, kill_all
 from cluster.plan.placement import logical_cpus, usable_cores, wanted_resources
 from engine.device.core_table import remove_left_over
 
@@ -129,7 +129,7 @@ class PrivateRay:
 
     def kill(self) -> None:
         """Kill what ``stop`` would ask to end, the raylet last: its driver does not outlive it in every call."""
-        kill_all([process for process in self._processes() if process.name() != RAYLET])
+        kill_all([process for process in self._processes() if not is_named(process, RAYLET)])
         remove_left_over()
         kill_all(self._processes())
 

@@ -30,6 +30,14 @@ class StartedProcesses:
         return [process for process in psutil.Process().children(recursive=True) if process not in self._others]
 
 
+def is_named(process: psutil.Process, name: str) -> bool:
+    """Whether a process is called so; what ended meanwhile is called nothing."""
+    try:
+        return process.name() == name
+    except psutil.NoSuchProcess:
+        return False
+
+
 def kill_all(processes: list[psutil.Process]) -> None:
     """Kill processes, and wait until they are gone."""
     for process in processes:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.chaos.fault_names import words_of
-from cluster.chaos.live_cluster import LiveCluster, is_whole, leaks_of
+from cluster.chaos.live_cluster import LiveCluster, ancestor, is_here, is_whole, leaks_of
 from cluster.chaos.load import Answer, Breaker, ChaosRequest, LoadRun
 from cluster.chaos.report import ChaosReport, FaultRecord, ProxyLoss, RouterLoss
 from cluster.chaos.scenario import ScenarioError, load_scenario, parse_scenario
@@ -308,6 +312,25 @@ async def test_faults_reach_all_workers_though_one_has_just_been_killed() -> Non
         await LiveCluster(client, seed=0).set_faults({"read_fails": 0.5})
 
     assert codes == []
+
+
+def test_process_that_ended_meanwhile_is_not_resumed_and_has_nothing_above_it() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        process = psutil.Process(child.pid)
+        assert ancestor(process, psutil.Process().name()) == psutil.Process()
+        cluster = LiveCluster(httpx.AsyncClient(), seed=0)
+        cluster.signal({"pid": child.pid, "node_ip": "127.0.0.1"}, signal.SIGSTOP)
+        child.kill()
+        child.wait()
+
+        cluster.resume()
+
+    assert ancestor(process, psutil.Process().name()) is None
+
+
+@pytest.mark.parametrize(("node_ip", "is_ours"), [(None, True), ("127.0.0.2", True), ("203.0.113.9", False)])
+def test_rows_of_this_machine_are_told_from_others(node_ip: str | None, is_ours: bool) -> None:
+    assert is_here({"pid": 1, "node_ip": node_ip}) is is_ours
 
 
 async def test_refused_faults_end_the_scenario_at_once() -> None:

@@ -67,10 +67,24 @@ def test_ray_that_missed_its_time_is_started_again_without_what_was_left(
 ) -> None:
     home.start()
 
-    first, second = (process.pid for process in stubborn.started)
-    alive = {process.pid for process in psutil.process_iter() if process.status() != psutil.STATUS_ZOMBIE}
-    assert first not in alive
-    assert second in alive
+    first, second = stubborn.started
+    first.wait(60)
+    assert second.poll() is None
+
+
+@pytest.mark.parametrize("stubborn", [0], indirect=True)
+def test_what_ended_by_itself_keeps_nothing_else_from_being_killed(home: PrivateRay, stubborn: StubbornRay) -> None:
+    home.start()
+    (process,) = stubborn.started
+    with subprocess.Popen(SLEEPER) as other:
+        ended = psutil.Process(other.pid)
+        other.kill()
+    listed = iter([[ended, psutil.Process(process.pid)], []])
+    home._started = lambda: next(listed)  # type: ignore[assignment]
+
+    home.kill()
+
+    process.wait(60)
 
 
 @pytest.mark.parametrize("stubborn", [2], indirect=True)
