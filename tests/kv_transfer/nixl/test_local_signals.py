@@ -22,6 +22,8 @@ ALL_BLOCKS = tuple(range(256))
 SMALL = {**LARGE, "num_blocks": 8}
 TINY = {"num_blocks": 8, "block_size": 1, "head_dim": 4}
 SHORT_TTL_S = 3.0
+FOR_EVER = {"load_timeout_s": 1e6, "lease_ttl_s": 1e6}
+"""Nothing ends by other times than that of an answer."""
 
 
 @pytest.fixture(scope="module")
@@ -100,17 +102,19 @@ def test_source_killed_while_stopped_is_a_failed_load(
 
 @pytest.mark.known_failure(4, 14)
 def test_nothing_is_held_for_a_stopped_source_and_it_is_used_again_when_it_goes_on(world: KVWorld) -> None:
-    reader = world.make_reader(world.spec("reader", **SMALL, answer_timeout_s=1.0))
-    source = world.make_source(world.spec("source", **SMALL))
+    reader = world.make_reader(world.spec("reader", **SMALL, **FOR_EVER, answer_timeout_s=10.0))
+    source = world.make_source(world.spec("source", **SMALL, **FOR_EVER))
     _assert_load_works(world, reader, source)
     params = source.grant("a", (1, 2))
 
     source.child.signal(signal.SIGSTOP)
-    ended = reader.load("a", params, (5, 6))
+    reader.begin("a", params, (5, 6))
+    reader.age_until(lambda: any(load.request_id == "a" for load in reader.loads))
     source.child.signal(signal.SIGCONT)
 
+    ended = reader.wait_load("a")
     assert ended.failed_block_ids == (5, 6)
-    assert ended.error == f"{source.spec.engine_id} was silent for 1 s"
+    assert ended.error == f"{source.spec.engine_id} was silent for 10 s"
     assert not reader.has_reads()
     _assert_load_works(world, reader, source)
 

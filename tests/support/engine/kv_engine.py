@@ -5,7 +5,8 @@ from __future__ import annotations
 import faulthandler
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -83,12 +84,14 @@ class KVEngineSpec:
 
 @dataclass
 class OffsetClock:
-    """The monotonic clock, plus what the test added."""
+    """The monotonic clock, plus what the test added. ``stands_at_s`` is where a test has stopped it."""
 
     offset_s: float = 0.0
+    stands_at_s: float | None = None
 
     def __call__(self) -> float:
-        return time.monotonic() + self.offset_s
+        now_s = time.monotonic() if self.stands_at_s is None else self.stands_at_s
+        return now_s + self.offset_s
 
 
 @dataclass
@@ -326,6 +329,23 @@ class KVEngine:
     def advance_clock(self, seconds: float) -> None:
         """Let time pass for this engine alone."""
         self.clock.offset_s += seconds
+
+    def age_until(self, is_true: Callable[[], bool]) -> None:
+        """Let time pass for this engine alone, as often as it looks, until something is so."""
+
+        def has_aged() -> bool:
+            self.advance_clock(0.5)
+            self.collect()
+            return is_true()
+
+        wait_until(has_aged)
+
+    @contextmanager
+    def standing_clock(self) -> Iterator[None]:
+        """Let no time pass for this engine but what is added, however long the machine takes."""
+        self.clock.stands_at_s = time.monotonic()
+        yield
+        self.clock.stands_at_s = None
 
     def close(self) -> None:
         """Close the connector."""
