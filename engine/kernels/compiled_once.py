@@ -37,12 +37,12 @@ def want(kernel: Kernel) -> None:
         _wanted.setdefault(name, kernel)
 
 
-def compile_wanted() -> None:
+def compile_wanted(*, patience_s: float = PATIENCE_S) -> None:
     """Compile all that is wanted, and what another process compiles meanwhile behind that."""
     while _wanted:
         left = [kernel for kernel in list(_wanted.values()) if not compile_now(kernel, patience_s=0.0)]
         if left:
-            compile_now(left[0])
+            compile_now(left[0], patience_s=patience_s)
 
 
 def compile_now(kernel: Kernel, *, patience_s: float = PATIENCE_S) -> bool:

@@ -101,7 +101,7 @@ class ProcessTracer:
         self._provider = TracerProvider(resource=resource, sampler=_sampler(settings), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.traces_url)))
         self._tracer = self._provider.get_tracer(DEFAULT_SERVICE_NAME, version)
-        self._is_closed = False
+        self._closing: threading.Thread | None = None
 
     @property
     def resource(self) -> Mapping[str, object]:
@@ -124,14 +124,12 @@ class ProcessTracer:
         )
         return OpenSpan(span, self._tracer) if span.is_recording() else None
 
-    def close(self) -> None:
-        """Send what was not sent yet, for a while. Blocks; idempotent."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        closing = threading.Thread(target=self._provider.shutdown, name="baton-spans-close", daemon=True)
-        closing.start()
-        closing.join(CLOSE_TIMEOUT_S)
+    def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Send what was not sent yet, for a while. Blocks; called again, it waits on."""
+        if self._closing is None:
+            self._closing = threading.Thread(target=self._provider.shutdown, name="baton-spans-close", daemon=True)
+            self._closing.start()
+        self._closing.join(timeout_s)
 
 
 def make_tracer(settings: TracingSettings, *, role: str, instance_id: str) -> ProcessTracer | None:

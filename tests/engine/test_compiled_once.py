@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -38,7 +38,7 @@ for dtype in ("float32", "bfloat16"):
         want(partial(compile, dtype))
 print("ready", flush=True)
 input()
-compile_wanted()
+compile_wanted(patience_s=3600.0)
 print(sum(kernel.cache_hits == 0 for kernel in made), len(made))
 """
 
@@ -168,16 +168,22 @@ def other(dtype: str, *, wide: int) -> int:
 
 def test_two_real_processes_compile_each_kernel_once_between_them(tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", SEVERAL], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
-    ]
-    for process in both:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    outputs = [process.communicate("\n", timeout=TIMEOUT_S)[0] for process in both]
+    with ExitStack() as stack:
+        both = []
+        for _ in range(2):
+            process = subprocess.Popen(
+                [sys.executable, "-c", SEVERAL],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            both.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        for process in both:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        outputs = [process.communicate("\n", timeout=TIMEOUT_S)[0] for process in both]
 
     compiled, had = zip(*(map(int, output.split()) for output in outputs), strict=True)
     assert had == (NUM_KERNELS, NUM_KERNELS)

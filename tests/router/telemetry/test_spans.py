@@ -150,7 +150,7 @@ async def test_request_whose_worker_dies_tells_of_both_workers(model_dir: Path) 
 async def test_collector_that_is_not_there_disturbs_no_request(model_dir: Path) -> None:
     with running_collector() as gone:
         pass
-    async with live_router(model_dir, tracing=TracingSettings(otlp_endpoint=gone.url)) as live:
+    async with live_router(model_dir, tracing=TracingSettings(otlp_endpoint=gone.url), send_timeout_s=0.0) as live:
         for _ in range(3):
             await ask(live, SAMPLED)
         await until(live.is_at_rest)

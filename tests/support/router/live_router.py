@@ -60,9 +60,11 @@ async def live_router(
     turns_per_step: int = 0,
     chunk_tokens: int = 0,
     tracing: TracingSettings = NO_TRACING,
+    send_timeout_s: float = 60.0,
 ) -> AsyncIterator[Live]:
     """With ``turns_per_step`` decode engines leave the event loop so many turns between two steps; prefill computes
-    ``chunk_tokens`` a step, unless that is 0. Spans have been sent when it is closed."""
+    ``chunk_tokens`` a step, unless that is 0. Spans have been sent when it is closed, if they can
+    be within ``send_timeout_s``."""
     tracers: list[ProcessTracer] = []
 
     def tracer(role: str, name: str) -> ProcessTracer | None:
@@ -95,7 +97,7 @@ async def live_router(
         finally:
             await service.close()
             for of_process in tracers:
-                of_process.close()
+                of_process.close(timeout_s=send_timeout_s)
 
 
 def token_ids(response: httpx.Response) -> list[int]:
