@@ -80,7 +80,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 CLUSTER_FOLDERS = tuple(Path(__file__).with_name(name) for name in ("e2e", "faults"))
 """Their tests start clusters."""
 
-CLUSTER_TEST_TIMEOUT_S = 900
+CLUSTER_TEST_TIMEOUT_S = 1800
 """A test that starts a cluster may take so long: on a busy machine the start alone takes minutes. Its waits are shorter
 (`READY_TIMEOUT_S`, `START_TIMEOUT_S`), and tell what did not come."""
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.engine.checkpoints import make_checkpoint
 
-pytestmark = pytest.mark.timeout(900)  # all kernels of two architectures are compiled: 1.5 minutes on an idle core
+pytestmark = pytest.mark.timeout(1800)  # all kernels of two architectures are compiled: 1.5 minutes on an idle core
 
 
 def _engine_bits(kernel_cache: Path, checkpoints: list[Path]) -> list[str]:

@@ -40,7 +40,7 @@ from tests.support.scheduler.scripted_connector import PEER
 NUM_WORLDS = int(os.environ.get("BATON_SCHEDULER_WORLDS", "2000"))
 MAX_IN_FLIGHT = 3
 ALL = list(HealthCheck)
-pytestmark = pytest.mark.timeout(max(900, NUM_WORLDS))
+pytestmark = pytest.mark.timeout(max(1800, NUM_WORLDS))
 
 
 class SchedulerMachine(RuleBasedStateMachine):

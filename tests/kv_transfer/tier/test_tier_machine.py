@@ -15,7 +15,7 @@ from kv_transfer.tier.scheduler_connector import TierSchedulerConnector
 from tests.support.engine.kv_engine import wait_until
 from tests.support.kv.kv_world import KVWorld
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1800)
 
 NUM_CONTENTS = 10
 NUM_EVICTABLE = 32

@@ -17,7 +17,7 @@ from router.placement.planner import room_for_costs
 from router.placement.prediction import Wish
 from tests.support.router.standings import MODEL, WISHES, standing
 
-pytestmark = pytest.mark.timeout(600)  # it is compiled once, 10 s on an idle core
+pytestmark = pytest.mark.timeout(1800)  # it is compiled once, 10 s on an idle core
 
 REPLICAS = st.lists(
     st.builds(
