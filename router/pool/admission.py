@@ -36,8 +36,9 @@ class Ticket:
     """What an accepted request holds: room, or the promise of a place in the queue.
 
     ``placed`` says why its room is where it is, and ``prompt_room`` is its turn on another replica that computes its
-    prompt, where both were decided together. ``turn`` is there while it stands in the queue. A choice that is not the
-    first of its prompt does so only once the first one has begun; until then its place is kept.
+    prompt, where both were decided together. ``turn`` is there once it stood in the queue, and ``is_in_line`` while it
+    does. A choice that is not the first of its prompt does so only once the first one has begun; until then its place
+    is kept.
     """
 
     wish: RoomWish
@@ -46,6 +47,7 @@ class Ticket:
     placed: Placed | None = None
     prompt_room: Reservation | None = None
     turn: asyncio.Future[None] | None = None
+    is_in_line: bool = False
 
     def give_back(self) -> None:
         """Let its rooms go. Idempotent."""
@@ -53,6 +55,10 @@ class Ticket:
             if room is not None:
                 room.release()
         self.reservation = self.placed = self.prompt_room = None
+
+
+MIN_QUEUED = 64
+"""The queue is not rid of those that left it before there are so many."""
 
 
 class Admission:
@@ -68,6 +74,7 @@ class Admission:
         self._placement = placement or PolicyPlacement(pool)
         self._settings = settings
         self._queue: list[tuple[int, int, Ticket]] = []
+        self._num_in_line = 0
         self._places: set[Ticket] = set()
         self._order = itertools.count()
         self._granting: asyncio.Task[None] | None = None
@@ -75,7 +82,7 @@ class Admission:
     @property
     def num_waiting(self) -> int:
         """Requests for which no decode replica has room now."""
-        return sum(not _is_over(ticket) for _, _, ticket in self._queue)
+        return self._num_in_line
 
     def enter(self, wishes: Sequence[RoomWish]) -> list[list[Ticket]]:
         """Let in all choices of all prompts of one body, or none of them.
@@ -136,6 +143,7 @@ class Admission:
     def leave(self, ticket: Ticket) -> None:
         """Give back all that a ticket stands for. Idempotent."""
         self._places.discard(ticket)
+        self._leave_line(ticket)
         if ticket.reservation is not None:
             ticket.give_back()
         elif ticket.turn is not None:
@@ -205,18 +213,36 @@ class Admission:
     def _stand_in_line(self, ticket: Ticket) -> None:
         ticket.turn = asyncio.get_running_loop().create_future()
         self._places.add(ticket)
+        ticket.is_in_line = True
+        self._num_in_line += 1
         heapq.heappush(self._queue, (ticket.wish.priority, ticket.order, ticket))
         if self._granting is None:
             self._granting = asyncio.create_task(self._grant())
+
+    def _leave_line(self, ticket: Ticket) -> None:
+        """Count a ticket in the queue no more. Its entry stays until it is the first one, or until most of them are of
+        such tickets: they hold prompts, and the first one may wait for long while others come and go behind it.
+        """
+        if not ticket.is_in_line:
+            return
+        ticket.is_in_line = False
+        self._num_in_line -= 1
+        if len(self._queue) > MIN_QUEUED + 2 * self._num_in_line:
+            self._queue = [entry for entry in self._queue if entry[2].is_in_line]
+            heapq.heapify(self._queue)
+
+    def _pop(self) -> None:
+        """Take the first one out of the queue."""
+        self._leave_line(heapq.heappop(self._queue)[2])
 
     async def _grant(self) -> None:
         try:
             while self._queue:
                 _, _, first = self._queue[0]
                 if _is_over(first):
-                    heapq.heappop(self._queue)
+                    self._pop()
                 elif self._try(first):
-                    heapq.heappop(self._queue)
+                    self._pop()
                     self._places.discard(first)
                     assert first.turn is not None
                     first.turn.set_result(None)
@@ -248,4 +274,4 @@ class Admission:
 
 def _is_over(ticket: Ticket) -> bool:
     """True when nobody waits behind a ticket in the queue any more."""
-    return ticket.turn is None or ticket.turn.done()
+    return not ticket.is_in_line or ticket.turn is None or ticket.turn.done()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 
 import pytest
 
 from engine.contract.messages import LoadReport
 from router.errors import NoReplicaError, QueueFullError
-from router.pool.admission import Admission, RoomWish
+from router.pool.admission import Admission, RoomWish, Ticket
 from router.pool.demand import Demand
 from router.pool.pool import ReplicaPool
 from router.pool.replica import Reservation
@@ -19,6 +20,16 @@ from tests.support.router.fake_workers import FakePrefillPool
 from tests.support.router.router_rig import FAST, until
 
 DEMAND = Demand(greedy_request("a", [1, 2, 3], max_tokens=4))
+
+
+def wish(num_blocks: int, *, priority: int = 0) -> RoomWish:
+    return RoomWish(demand=DEMAND, num_blocks=num_blocks, num_own_blocks=1, priority=priority)
+
+
+def num_tickets() -> int:
+    """Those that somebody still holds."""
+    gc.collect()
+    return sum(isinstance(item, Ticket) for item in gc.get_objects())
 
 
 class Bench:
@@ -42,8 +53,7 @@ class Bench:
         self.pool.note_load("prefill-0", load)
 
     async def reserve(self, num_blocks: int, *, priority: int = 0) -> Reservation:
-        wish = RoomWish(demand=DEMAND, num_blocks=num_blocks, num_own_blocks=1, priority=priority)
-        [[ticket]] = self.admission.enter([wish])
+        [[ticket]] = self.admission.enter([wish(num_blocks, priority=priority)])
         return await self.admission.room(ticket)
 
     def ask(self, num_blocks: int, *, priority: int = 0) -> asyncio.Task[Reservation]:
@@ -259,3 +269,36 @@ async def test_request_waits_for_a_replica_that_has_just_come_when_the_last_one_
     await asyncio.gather(*questions)
 
     assert {(await asked).replica.replica_id for asked in (early, late)} == {"prefill-1"}
+
+
+async def test_those_who_leave_behind_one_that_waits_leave_nothing_behind(bench: Bench) -> None:
+    """Their entries stayed until the first one had room, each with its prompt."""
+    first = bench.ask(50)
+    await until(lambda: bench.admission.num_waiting == 1)
+    num_before = num_tickets()
+
+    for _ in range(2000):
+        for ticket in bench.admission.enter([wish(1)] * 4):
+            bench.admission.leave(ticket[0])
+
+    assert bench.admission.num_waiting == 1
+    assert num_tickets() - num_before < 200
+    bench.report(free=51)
+    assert (await first).num_blocks == 50
+
+
+async def test_order_is_kept_when_most_of_the_queue_has_left(bench: Bench) -> None:
+    waiting = [bench.ask(20, priority=priority) for priority in (3, 1, 2)]
+    await until(lambda: bench.admission.num_waiting == 3)
+    for _ in range(200):
+        bench.admission.leave(bench.admission.enter([wish(1, priority=-1)])[0][0])
+    order: list[int] = []
+    for number, task in enumerate(waiting):
+        task.add_done_callback(lambda _, number=number: order.append(number))
+
+    for free in (20, 40, 60):
+        bench.report(free=free)
+        await until(lambda number=free // 20: len(order) == number)
+
+    assert order == [1, 2, 0]
+    assert bench.admission.num_waiting == 0
