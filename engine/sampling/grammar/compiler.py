@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -101,6 +101,9 @@ class GrammarStore:
         self._tokenizer: LLTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
         self._compiling: dict[str, Future[Grammar | GrammarFailure]] = {}
+        self._ended: deque[tuple[str, Future[Grammar | GrammarFailure]]] = deque()
+        self._unasked: OrderedDict[str, Future[Grammar | GrammarFailure]] = OrderedDict()
+        self._num_unasked_bytes = 0
         self._kept: OrderedDict[str, Grammar | GrammarFailure] = OrderedDict()
         self._num_kept_bytes = 0
         self._held: WeakValueDictionary[str, Grammar] = WeakValueDictionary()
@@ -121,6 +124,7 @@ class GrammarStore:
 
     def poll(self, grammar: str) -> Grammar | GrammarFailure | None:
         """See ``GrammarCompiler``."""
+        self._bound_unasked()
         held = self._held.get(grammar)
         if held is not None:
             return held
@@ -130,14 +134,12 @@ class GrammarStore:
         future = self._compiling.get(grammar)
         if future is None:
             future = self._compiling[grammar] = self._pool().submit(self._compile, grammar)
-            future.add_done_callback(self._tell_end)  # and not from within: whoever is told looks for its result
+            # Not from within: whoever is told looks for its result.
+            future.add_done_callback(lambda ended: self._tell_end(grammar, ended))
             return None
         if not future.done():
             return None
-        del self._compiling[grammar]
-        found = future.result()
-        self._keep(grammar, found)
-        return found
+        return self._take(grammar, future)
 
     def new_matcher(self, grammar: str) -> LLMatcher:
         """A matcher for one output; whoever asks holds the compiled grammar, or compiles it now."""
@@ -157,6 +159,26 @@ class GrammarStore:
             self._threads = ReadingThreads(NUM_THREADS, thread_name_prefix="baton-grammar", initializer=_stand_back)
         return self._threads
 
+    def _bound_unasked(self) -> None:
+        """Of what was compiled and nobody asked for since, as its request may have left, hold no more than is kept."""
+        while self._ended:
+            grammar, future = self._ended.popleft()
+            if self._compiling.get(grammar) is future:
+                self._unasked[grammar] = future
+                self._num_unasked_bytes += _num_bytes(grammar)
+        while len(self._unasked) > self._max_num_kept or (
+            len(self._unasked) > 1 and self._num_unasked_bytes > self._max_kept_bytes
+        ):
+            self._take(*next(iter(self._unasked.items())))
+
+    def _take(self, grammar: str, future: Future[Grammar | GrammarFailure]) -> Grammar | GrammarFailure:
+        del self._compiling[grammar]
+        if self._unasked.pop(grammar, None) is not None:
+            self._num_unasked_bytes -= _num_bytes(grammar)
+        found = future.result()
+        self._keep(grammar, found)
+        return found
+
     def _keep(self, grammar: str, found: Grammar | GrammarFailure) -> None:
         if isinstance(found, Grammar):
             self._held[grammar] = found
@@ -175,7 +197,9 @@ class GrammarStore:
             logger.warning("a grammar could not be compiled: %r", error)
             return GrammarFailure(f"the grammar could not be compiled: {error}")
 
-    def _tell_end(self, _future: Future[Grammar | GrammarFailure]) -> None:
+    def _tell_end(self, grammar: str, ended: Future[Grammar | GrammarFailure]) -> None:
+        if not ended.cancelled():
+            self._ended.append((grammar, ended))
         with self._count_lock:
             self.num_ended += 1
         if self.on_end is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
-from threading import Event
+from threading import Event, Semaphore
 
 import numpy as np
 import pytest
@@ -312,6 +313,28 @@ def test_f1_what_is_kept_is_bounded_in_bytes(folder: Path) -> None:
 
     assert store.num_ended == 2, "its letters would have fitted, its bytes do not"
     store.close()
+
+
+@pytest.mark.behaviour("F1")
+def test_f1_grammars_that_nobody_asks_for_again_are_bounded_too(folder: Path) -> None:
+    """Each whose request had left by the time it was compiled was kept for good."""
+    store = make_store(folder, max_num_kept=3)
+    ended = Semaphore(0)
+    store.on_end = ended.release
+
+    for number in range(20):
+        assert store.poll(lark(f'"left {number}"')) is None
+        assert ended.acquire(timeout=120)
+    store.poll(lark('"last"'))
+
+    assert num_grammars('"left ') <= 6, "three that nobody asked for, and three that are kept"
+    assert isinstance(store.poll(lark('"left 19"')), Grammar), "the newest is there"
+    store.close()
+
+
+def num_grammars(beginning: str) -> int:
+    gc.collect()
+    return sum(type(item) is Grammar and f"start: {beginning}" in item.text for item in gc.get_objects())
 
 
 @pytest.mark.behaviour("F1")
