@@ -11,7 +11,7 @@ from typing import Protocol
 
 from router.balance.moves import HOP_S, MoveLimits, PlannedMove, StreamState, WorkerState, plan_moves
 from router.balance.streams import LiveStream, LiveStreams, MoveOrder, MoveReason
-from router.balance.waiting_prompts import PromptQueue, WaitingPrompt, plan_prompt_moves
+from router.balance.waiting_prompts import PromptQueue, WaitingPrompt, may_give, plan_prompt_moves
 from router.pool.demand import Demand
 from router.pool.replica import Replica
 from router.pool.workers import WorkerError, WorkerPool
@@ -157,12 +157,18 @@ class Rebalancer:
 
     def _plan_prompts(self, streams: Iterable[LiveStream], now_s: float, num_moves: int) -> list[PlannedMove]:
         """Moves of prompts that wait. They hold nothing, and nobody has to rest after one."""
-        waiting = [
-            self._waiting(stream, stream.prompt, now_s)
-            for stream in streams
-            if stream.prompt is not None and stream.is_waiting and stream.num_moves < self._settings.rebalance_max_moves
-        ]
-        return plan_prompt_moves(queues_of(self._usable()), waiting, num_moves=num_moves) if waiting else []
+        movable: dict[str, list[tuple[LiveStream, Demand]]] = {}
+        for stream in streams:
+            prompt, may_move = stream.prompt, stream.num_moves < self._settings.rebalance_max_moves
+            if prompt is not None and may_move and stream.is_waiting:
+                movable.setdefault(stream.replica_id, []).append((stream, prompt))
+        if not movable or num_moves <= 0:
+            return []
+        queues = queues_of(self._usable())
+        longest = {name: max(prompt.num_tokens for _, prompt in at) for name, at in movable.items()}
+        able = may_give(queues, longest)
+        waiting = [self._waiting(*item, now_s) for name, at in movable.items() if name in able for item in at]
+        return plan_prompt_moves(queues, waiting, num_moves=num_moves)
 
     def _waiting(self, stream: LiveStream, prompt: Demand, now_s: float) -> WaitingPrompt:
         is_promised = prompt.promise.ttft_ms is not None

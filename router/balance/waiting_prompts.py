@@ -41,6 +41,11 @@ class PromptQueue:
         num_tokens = self.num_tokens - self.num_late_tokens if passes_late else self.num_tokens
         return (model.prompt_token_s + model.prompt_read_s * length / 2.0) * (max(num_tokens, 0.0) + num_more)
 
+    @property
+    def least_s(self) -> float:
+        """No prompt that comes ends sooner than after so long."""
+        return self.step_time.prompt_token_s * max(self.num_tokens - self.num_late_tokens, 0.0)
+
     def without(self, num_tokens: float, *, is_late: bool) -> PromptQueue:
         """It when a prompt of so many has left."""
         num_late = self.num_late_tokens - num_tokens if is_late else self.num_late_tokens
@@ -86,6 +91,24 @@ class WaitingPrompt:
         return max(self.num_tokens - self.cached_tokens.get(replica_id, 0), 1)
 
 
+def may_give(queues: Mapping[str, PromptQueue], longest: Mapping[str, int]) -> set[str]:
+    """The workers that prompts could leave at all, of those where the ``longest`` that wait have so many tokens.
+
+    Of others no prompt needs to be looked at: even with nothing cached here, and all of it there, its worker would end
+    it hardly later than any other. Where all are equally far behind, as in a flood, that is every worker.
+    """
+    known = {name: queue for name, queue in queues.items() if queue.step_time.prompt_token_s > 0.0}
+    takers = sorted((queue.least_s, name) for name, queue in known.items() if queue.may_take)[:2]
+    able: set[str] = set()
+    for name, length in longest.items():
+        least_s = next((seconds for seconds, taker in takers if taker != name), None)
+        if name in known and least_s is not None:
+            is_behind = known[name].seconds(length=length) >= MARGIN * least_s + LEAST_GAIN_S
+            if is_behind:
+                able.add(name)
+    return able
+
+
 def plan_prompt_moves(
     queues: Mapping[str, PromptQueue], prompts: Sequence[WaitingPrompt], *, num_moves: int
 ) -> list[PlannedMove]:
@@ -118,13 +141,15 @@ def plan_prompt_moves(
 def _target(queues: Mapping[str, PromptQueue], prompt: WaitingPrompt) -> str | None:
     """The worker that would end a prompt soonest, with all that is ahead of it; None: hardly sooner than its own."""
     source, length = prompt.replica_id, prompt.num_tokens
+    here_s = queues[source].seconds(length=length, passes_late=prompt.is_in_time)
+    if prompt.has_time(here_s):
+        return None
     ends_s = {
         name: queue.seconds(prompt.tokens_at(name), length=length, passes_late=prompt.is_in_time)
         for name, queue in queues.items()
         if queue.may_take and name not in (source, prompt.avoided)
     }
     target = min(ends_s, key=lambda name: (ends_s[name], name), default=None)
-    here_s = queues[source].seconds(length=length, passes_late=prompt.is_in_time)
-    if target is None or prompt.has_time(here_s) or here_s < MARGIN * ends_s[target] + LEAST_GAIN_S:
+    if target is None or here_s < MARGIN * ends_s[target] + LEAST_GAIN_S:
         return None
     return target
