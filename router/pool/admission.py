@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.errors import NoReplicaError, QueueFullError
 from router.pool.demand import Demand
+from router.pool.fair_line import FairLine, Place
 from router.pool.placing import Placed, Placement, PolicyPlacement
 from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica, Reservation
@@ -36,8 +36,8 @@ class Ticket:
     """What an accepted request holds: room, or the promise of a place in the queue.
 
     ``placed`` says why its room is where it is, and ``prompt_room`` is its turn on another replica that computes its
-    prompt, where both were decided together. ``turn`` is there once it stood in the queue, and ``is_in_line`` while it
-    does. A choice that is not the first of its prompt does so only once the first one has begun; until then its place
+    prompt, where both were decided together. ``turn`` is there once it stood in the queue, and ``place`` is where it
+    stands. A choice that is not the first of its prompt does so only once the first one has begun; until then its place
     is kept.
     """
 
@@ -47,7 +47,7 @@ class Ticket:
     placed: Placed | None = None
     prompt_room: Reservation | None = None
     turn: asyncio.Future[None] | None = None
-    is_in_line: bool = False
+    place: Place[Ticket] | None = None
 
     def give_back(self) -> None:
         """Let its rooms go. Idempotent."""
@@ -57,15 +57,12 @@ class Ticket:
         self.reservation = self.placed = self.prompt_room = None
 
 
-MIN_QUEUED = 64
-"""The queue is not rid of those that left it before there are so many."""
-
-
 class Admission:
     """Grants each request room on a decode replica before anything is computed for it.
 
-    While no replica has room, requests wait in order of (priority, arrival); the first one is not overtaken by
-    smaller ones behind it, or it might wait for ever. Whoever was let in by ``enter`` is not refused for room later.
+    While no replica has room, requests wait in order of (priority, arrival), those of several keys in turn
+    (``FairLine``); the first one is not overtaken by smaller ones behind it, or it might wait for ever. Whoever was let
+    in by ``enter`` is not refused for room later.
     """
 
     def __init__(self, pool: ReplicaPool, *, settings: RouterSettings, placement: Placement | None = None) -> None:
@@ -73,8 +70,7 @@ class Admission:
         self._pool = pool
         self._placement = placement or PolicyPlacement(pool)
         self._settings = settings
-        self._queue: list[tuple[int, int, Ticket]] = []
-        self._num_in_line = 0
+        self._queue: FairLine[Ticket] = FairLine()
         self._places: set[Ticket] = set()
         self._order = itertools.count()
         self._granting: asyncio.Task[None] | None = None
@@ -82,7 +78,7 @@ class Admission:
     @property
     def num_waiting(self) -> int:
         """Requests for which no decode replica has room now."""
-        return self._num_in_line
+        return len(self._queue)
 
     def enter(self, wishes: Sequence[RoomWish]) -> list[list[Ticket]]:
         """Let in all choices of all prompts of one body, or none of them.
@@ -213,38 +209,28 @@ class Admission:
     def _stand_in_line(self, ticket: Ticket) -> None:
         ticket.turn = asyncio.get_running_loop().create_future()
         self._places.add(ticket)
-        ticket.is_in_line = True
-        self._num_in_line += 1
-        heapq.heappush(self._queue, (ticket.wish.priority, ticket.order, ticket))
+        wish = ticket.wish
+        ticket.place = self._queue.join(
+            ticket, owner=wish.demand.owner, priority=wish.priority, order=ticket.order, cost=wish.num_blocks
+        )
         if self._granting is None:
             self._granting = asyncio.create_task(self._grant())
 
     def _leave_line(self, ticket: Ticket) -> None:
-        """Count a ticket in the queue no more. Its entry stays until it is the first one, or until most of them are of
-        such tickets: they hold prompts, and the first one may wait for long while others come and go behind it.
-        """
-        if not ticket.is_in_line:
-            return
-        ticket.is_in_line = False
-        self._num_in_line -= 1
-        if len(self._queue) > MIN_QUEUED + 2 * self._num_in_line:
-            self._queue = [entry for entry in self._queue if entry[2].is_in_line]
-            heapq.heapify(self._queue)
-
-    def _pop(self) -> None:
-        """Take the first one out of the queue."""
-        self._leave_line(heapq.heappop(self._queue)[2])
+        place, ticket.place = ticket.place, None
+        if place is not None:
+            self._queue.leave(place)
 
     async def _grant(self) -> None:
         try:
-            while self._queue:
-                _, _, first = self._queue[0]
-                if _is_over(first):
-                    self._pop()
+            while (place := self._queue.first()) is not None:
+                first = place.item
+                if first.turn is None or first.turn.done():
+                    self._leave_line(first)
                 elif self._try(first):
-                    self._pop()
+                    self._queue.serve(place)
+                    first.place = None
                     self._places.discard(first)
-                    assert first.turn is not None
                     first.turn.set_result(None)
                 elif self._pool.has_any():
                     await self._pool.wait_for_change()
@@ -261,7 +247,7 @@ class Admission:
                 while not self._pool.has_any():
                     await self._pool.wait_for_change()
         except TimeoutError:
-            for _, _, ticket in self._queue:
+            for ticket in self._queue:
                 if ticket.turn is not None and not ticket.turn.done():
                     ticket.turn.set_exception(
                         NoReplicaError(
@@ -270,8 +256,3 @@ class Admission:
                             reason=f"none came back within {wait_s:g} s",
                         )
                     )
-
-
-def _is_over(ticket: Ticket) -> bool:
-    """True when nobody waits behind a ticket in the queue any more."""
-    return not ticket.is_in_line or ticket.turn is None or ticket.turn.done()

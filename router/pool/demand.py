@@ -12,13 +12,15 @@ from engine.contract.promise import Promise
 class Demand:
     """A prompt, its session, and the keys of its blocks, which are computed once and only if somebody asks.
 
+    ``owner`` is the hash of the key that it was asked with; empty where no key was needed.
     ``is_traced``: what else could have been chosen for it is to be told.
     """
 
-    __slots__ = ("_keys", "_request", "is_traced", "session_id")
+    __slots__ = ("_keys", "_request", "is_traced", "owner", "session_id")
 
-    def __init__(self, request: GenerateRequest, *, session_id: str | None = None) -> None:
+    def __init__(self, request: GenerateRequest, *, session_id: str | None = None, owner: str = "") -> None:
         self._request = request
+        self.owner = owner
         self._keys: tuple[int, ...] | None = None
         self.session_id = session_id
         self.is_traced = False

@@ -131,7 +131,8 @@ class Orchestrator:
         """
         num_choices = sum(map(len, prompts))
         self.check_room(num_choices)
-        demands = [Demand(choices[0], session_id=session_id) for choices in prompts]
+        owner = origin.owner if origin is not None else ""
+        demands = [Demand(choices[0], session_id=session_id, owner=owner) for choices in prompts]
         recorder = self._recorder if self._recorder is not None and self._recorder.wants(origin) else None
         for demand in demands[:MAX_CHOICES]:
             demand.is_traced = recorder is not None

@@ -19,11 +19,13 @@ from tests.support.engine.requests import greedy_request
 from tests.support.router.fake_workers import FakePrefillPool
 from tests.support.router.router_rig import FAST, until
 
-DEMAND = Demand(greedy_request("a", [1, 2, 3], max_tokens=4))
+REQUEST = greedy_request("a", [1, 2, 3], max_tokens=4)
+DEMAND = Demand(REQUEST)
 
 
-def wish(num_blocks: int, *, priority: int = 0) -> RoomWish:
-    return RoomWish(demand=DEMAND, num_blocks=num_blocks, num_own_blocks=1, priority=priority)
+def wish(num_blocks: int, *, priority: int = 0, owner: str = "") -> RoomWish:
+    demand = Demand(REQUEST, owner=owner)
+    return RoomWish(demand=demand, num_blocks=num_blocks, num_own_blocks=1, priority=priority)
 
 
 def num_tickets() -> int:
@@ -52,12 +54,12 @@ class Bench:
         load = LoadReport(num_blocks=100, num_free_blocks=free, num_running=1, is_draining=is_draining)
         self.pool.note_load("prefill-0", load)
 
-    async def reserve(self, num_blocks: int, *, priority: int = 0) -> Reservation:
-        [[ticket]] = self.admission.enter([wish(num_blocks, priority=priority)])
+    async def reserve(self, num_blocks: int, *, priority: int = 0, owner: str = "") -> Reservation:
+        [[ticket]] = self.admission.enter([wish(num_blocks, priority=priority, owner=owner)])
         return await self.admission.room(ticket)
 
-    def ask(self, num_blocks: int, *, priority: int = 0) -> asyncio.Task[Reservation]:
-        return asyncio.create_task(self.reserve(num_blocks, priority=priority))
+    def ask(self, num_blocks: int, *, priority: int = 0, owner: str = "") -> asyncio.Task[Reservation]:
+        return asyncio.create_task(self.reserve(num_blocks, priority=priority, owner=owner))
 
 
 @pytest.fixture
@@ -302,3 +304,20 @@ async def test_order_is_kept_when_most_of_the_queue_has_left(bench: Bench) -> No
 
     assert order == [1, 2, 0]
     assert bench.admission.num_waiting == 0
+
+
+async def test_one_keys_many_requests_keep_another_keys_waiting_no_longer_than_one_of_them(bench: Bench) -> None:
+    """They were served in the order of arrival, whosever they were."""
+    flood = [bench.ask(10, owner="flood") for _ in range(8)]
+    await until(lambda: bench.admission.num_waiting == 7)
+
+    other = bench.ask(10, owner="other")
+    await until(lambda: bench.admission.num_waiting == 8)
+    for task in flood[:2]:
+        (await task).release()
+
+    assert (await other).num_blocks == 10
+    assert sum(task.done() for task in flood) <= 3
+    for task in flood:
+        task.cancel()
+    await asyncio.gather(*flood, return_exceptions=True)

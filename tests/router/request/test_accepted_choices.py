@@ -16,6 +16,7 @@ from engine.contract.messages import SamplingParams
 from engine.contract.token_ids import TokenIds
 from router.errors import QueueFullError
 from router.request.text_request import TextRequest
+from router.security import SecuritySettings, hash_key, new_key
 from router.settings import RouterSettings
 from tests.support.loop_time import LoopTime
 from tests.support.router.fake_workers import counting
@@ -258,3 +259,26 @@ async def test_choices_given_up_before_their_first_step_give_their_room_back(mod
         await until(rig.is_at_rest)
         assert completion_text(events(await rig.complete(PROMPT, **ASK, n=4, stream=True)))
         await until(rig.is_at_rest)
+
+
+async def test_keys_take_turns_where_there_is_room_for_one_request_at_a_time(model_dir: Path) -> None:
+    keys = {name: new_key() for name in ("many", "few")}
+    security = SecuritySettings(api_keys=tuple(map(hash_key, keys.values())))
+    ended: list[str] = []
+
+    async def ask(rig: RouterRig, name: str) -> None:
+        headers = {"Authorization": f"Bearer {keys[name]}"}
+        answer = await rig.client.post("/v1/completions", json={"prompt": PROMPT, **ASK}, headers=headers)
+        assert answer.status_code == 200
+        ended.append(name)
+
+    async with router_rig(model_dir, settings=FAST, security=security) as rig:
+        await has_blocks(rig, BLOCKS_A_CHOICE)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(40):
+                group.create_task(ask(rig, "many"))
+            await until(lambda: rig.service.num_waiting >= 35)
+            group.create_task(ask(rig, "few"))
+
+    assert len(ended) == 41
+    assert ended.index("few") < 25, "it came behind nearly all of them"
