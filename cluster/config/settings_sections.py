@@ -151,9 +151,10 @@ RouterSection = section_of(
         "time; past it as many more wait, then the answer is 503.",
         "reading_wait_s": "How long such a body waits for others; 0: not at all.",
         "read_timeout_s": "How long a request body may take to arrive.",
-        "max_num_requests": "Sequences in progress at most; past it the answer is 429.",
+        "max_num_requests": "Sequences in progress at most; past it the answer is 429. Once requests of several API "
+        "keys came, one key has at most three quarters of what the others leave.",
         "max_num_queued": "Sequences that wait for room on a decode worker at most, all choices of a body counted "
-        "when it comes; past it the answer is 429.",
+        "when it comes; past it the answer is 429. Keys share it as they do `max_num_requests`.",
         "max_num_choices": "Largest `n` or `best_of` of a request, times its prompts.",
         "max_num_stop_strings": "Stop strings of a request at most.",
         "max_logprobs": "Most likely tokens that a request may ask for beside each token.",

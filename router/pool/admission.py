@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.errors import NoReplicaError, QueueFullError
+from router.key_shares import KeyShares
 from router.pool.demand import Demand
 from router.pool.fair_line import FairLine, Place
 from router.pool.placing import Placed, Placement, PolicyPlacement
@@ -71,7 +72,7 @@ class Admission:
         self._placement = placement or PolicyPlacement(pool)
         self._settings = settings
         self._queue: FairLine[Ticket] = FairLine()
-        self._places: set[Ticket] = set()
+        self._places: KeyShares[Ticket] = KeyShares(settings.max_num_queued)
         self._order = itertools.count()
         self._granting: asyncio.Task[None] | None = None
 
@@ -99,12 +100,13 @@ class Admission:
         tickets = [ticket for choices in entered for ticket in choices]
         waiting = [ticket for ticket in tickets if ticket.reservation is None]
         try:
-            self._check_places(len(waiting), num_choices=len(tickets))
+            self._check_places(waiting, num_choices=len(tickets))
         except (NoReplicaError, QueueFullError):
             for ticket in tickets:
                 self.leave(ticket)
             raise
-        self._places.update(waiting)  # those of choices whose first one has not begun, too
+        for ticket in waiting:  # those of choices whose first one has not begun, too
+            self._places.add(ticket, owner=ticket.wish.demand.owner)
         for choices in entered:
             if choices[0].reservation is None:
                 self._stand_in_line(choices[0])
@@ -153,17 +155,17 @@ class Admission:
             self._granting.cancel()
             await asyncio.gather(self._granting, return_exceptions=True)
 
-    def _check_places(self, num_waiting: int, *, num_choices: int) -> None:
-        if not num_waiting:
+    def _check_places(self, waiting: Sequence[Ticket], *, num_choices: int) -> None:
+        if not waiting:
             return
         if not self._pool.expects_any():
             raise NoReplicaError(role=self._pool.role, retry_after_s=self._settings.retry_after_s)
-        limit, num_taken = self._settings.max_num_queued, len(self._places)
-        if num_taken + num_waiting > limit:
+        num_waiting = len(waiting)
+        if num_waiting > self._places.num_left(waiting[0].wish.demand.owner):
             who = f"{num_waiting} of {num_choices} choices" if num_choices > 1 else "the request"
             raise QueueFullError(
-                f"too many requests waiting for KV memory: {who} would have to wait, {num_taken} do already, and the "
-                f"limit is {limit}; try again later",
+                f"too many requests waiting for KV memory: {who} would have to wait, {len(self._places)} do already, "
+                f"and {self._places.limit_for(num_waiting)}; try again later",
                 retry_after_s=self._settings.retry_after_s,
             )
 
@@ -208,8 +210,8 @@ class Admission:
 
     def _stand_in_line(self, ticket: Ticket) -> None:
         ticket.turn = asyncio.get_running_loop().create_future()
-        self._places.add(ticket)
         wish = ticket.wish
+        self._places.add(ticket, owner=wish.demand.owner)
         ticket.place = self._queue.join(
             ticket, owner=wish.demand.owner, priority=wish.priority, order=ticket.order, cost=wish.num_blocks
         )

@@ -24,6 +24,7 @@ from router.errors import (
     WorkerFailedError,
     is_refusal,
 )
+from router.key_shares import KeyShares
 from router.pool.admission import Admission, RoomWish, Ticket
 from router.pool.demand import Demand
 from router.pool.elastic_placement import ElasticPlacement
@@ -91,7 +92,7 @@ class Orchestrator:
             decode, prefill_pool=prefill.pool, streams=streams, settings=settings, counters=counters
         )
         self._pacer = Pacer(max_delay_s=settings.max_write_delay_s)
-        self._alive: set[asyncio.Task[None]] = set()
+        self._alive: KeyShares[asyncio.Task[None]] = KeyShares(settings.max_num_requests)
 
     @property
     def num_alive(self) -> int:
@@ -130,8 +131,8 @@ class Orchestrator:
             QueueFullError: With them, more would be in progress or wait than may.
         """
         num_choices = sum(map(len, prompts))
-        self.check_room(num_choices)
         owner = origin.owner if origin is not None else ""
+        self.check_room(num_choices, owner=owner)
         demands = [Demand(choices[0], session_id=session_id, owner=owner) for choices in prompts]
         recorder = self._recorder if self._recorder is not None and self._recorder.wants(origin) else None
         for demand in demands[:MAX_CHOICES]:
@@ -182,7 +183,7 @@ class Orchestrator:
             request = generation.request
             generation.arrival = self.arrivals.note(len(request.prompt_token_ids), request.promise)
         task = generation.start(self._drive(generation))
-        self._alive.add(task)
+        self._alive.add(task, owner=generation.demand.owner)
         task.add_done_callback(lambda ended: self._forget(ended, generation))
 
     def _enter(
@@ -214,17 +215,16 @@ class Orchestrator:
             num_choices=len(choices),
         )
 
-    def check_room(self, num_requests: int = 1) -> None:
-        """Refuse now what ``start`` would refuse.
+    def check_room(self, num_requests: int = 1, *, owner: str | None = None) -> None:
+        """Refuse now what ``start`` would refuse; what it refuses one ``owner`` for others only where that is named.
 
         Raises:
             QueueFullError: With so many requests more, there would be more in progress than allowed.
         """
-        limit = self._settings.max_num_requests
-        if len(self._alive) + num_requests > limit:
+        if num_requests > self._alive.num_left(owner):
             self._counters.num_refused += num_requests
             raise QueueFullError(
-                f"too many requests in progress: the limit is {limit}; try again later",
+                f"too many requests in progress: {self._alive.limit_for(num_requests)}; try again later",
                 retry_after_s=self._settings.retry_after_s,
             )
 

@@ -18,6 +18,7 @@ from router.errors import QueueFullError
 from router.request.text_request import TextRequest
 from router.security import SecuritySettings, hash_key, new_key
 from router.settings import RouterSettings
+from router.trace.origin import Origin
 from tests.support.loop_time import LoopTime
 from tests.support.router.fake_workers import counting
 from tests.support.router.router_rig import FAST, RouterRig, completion_text, events, router_rig, until
@@ -282,3 +283,30 @@ async def test_keys_take_turns_where_there_is_room_for_one_request_at_a_time(mod
 
     assert len(ended) == 41
     assert ended.index("few") < 25, "it came behind nearly all of them"
+
+
+async def test_one_key_does_not_keep_the_others_out(model_dir: Path) -> None:
+    def text(number: int, owner: str) -> TextRequest:
+        name = f"{owner}-{number}"
+        origin = Origin(request_id=name, answer_id=name, owner=owner, endpoint="/v1/completions", received_s=0.0)
+        return TextRequest(
+            request_id=name,
+            prompt_token_ids=TokenIds.of((5, 6, 7)),
+            sampling=SamplingParams(max_tokens=NUM_TOKENS),
+            origin=origin,
+        )
+
+    async with router_rig(model_dir, settings=with_settings(max_num_requests=8)) as rig:
+        outputs = [rig.service.generate(text(0, "few"))]
+        outputs += [rig.service.generate(text(number, "many")) for number in range(6)]
+
+        with pytest.raises(QueueFullError, match="limit is 8, of which the rest is left to other keys"):
+            rig.service.generate(text(6, "many"))
+        outputs.append(rig.service.generate(text(1, "few")))
+        with pytest.raises(QueueFullError, match="the limit is 8; try"):
+            rig.service.generate(text(2, "few"))
+
+        for output in outputs:
+            output.cancel()
+        await until(rig.is_at_rest)
+        assert rig.service.counters.num_refused == 2
