@@ -24,6 +24,7 @@ MEANINGS = {
     "list_type": "it must be a list",
     "path_type": "it must be a path",
     "too_short": "it must not be empty",
+    "finite_number": "it must be a finite number",
 }
 """What some of pydantic's problems are called in YAML."""
 

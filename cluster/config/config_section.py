@@ -19,7 +19,7 @@ _ALTERNATIVES = frozenset({"kv_cache_bytes", "num_blocks"})
 class Section(BaseModel):
     """A part of the configuration file: unknown keys are refused, values do not change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=False, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

@@ -304,7 +304,7 @@ def test_nodes_file_repeats_machines_and_refuses_what_it_does_not_know(tmp_path:
         ("nodes: [{cpus: 4, memory_gib: 8, gpus: 1, gpu_memory_gib: .inf}]", "nodes.0.gpu_memory_gib"),
         ("nodes: [{cpus: 4, memory_gib: 8, gpus: 1000000000000}]", "nodes.0.gpus"),
         ("nodes: [{cpus: 4, memory_gib: 8, resources: {fast: -1}}]", "fast is -1"),
-        ("nodes: [{cpus: 4, memory_gib: 8, resources: {fast: .nan}}]", "fast is nan"),
+        ("nodes: [{cpus: 4, memory_gib: 8, resources: {fast: .nan}}]", "fast: it must be a finite number, got nan"),
         ("nodes: [{cpus: 4, memory_gib: 8, resources: {GPU: 2}}]", "GPU is no custom resource: use gpus"),
     ],
 )
