@@ -16,6 +16,7 @@ from engine.contract.errors import CheckpointError, ConfigError
 from engine.executor.draft_engine import DraftEngine
 from engine.model.registry import ANY_CODE, load_model_config
 from engine.model.weights.shards import check_shards
+from kv_transfer.nixl.ucx_access import SHARED_MEMORY, shared_memory_lack
 from router.errors import ModelDirectoryError
 from router.roles import ROLES
 from router.security import SecurityError
@@ -54,6 +55,7 @@ def preflight(config: BatonConfig) -> ServedModel:
     if config.address is None:
         check_device(config.device)
         check_port(config.host, config.port)
+        check_shared_memory(config)
     else:
         check_ray_address(config.address)
     return model
@@ -214,6 +216,19 @@ def check_ray_address(address: str) -> None:
             f"no Ray answers at {address}: {reason_of(error)}; is it the address that `ray start --head` printed, and "
             "does Ray run there?"
         ) from error
+
+
+def check_shared_memory(config: BatonConfig, folder: Path = SHARED_MEMORY) -> None:
+    """Refuse a machine whose workers could not meet; they would be waited for in vain.
+
+    Raises:
+        PreflightError: It has too little shared memory free.
+    """
+    if config.transfer_options().transport != "local":
+        return
+    lack = shared_memory_lack(num_agents=sum(config.num_replicas(pool) for pool in ROLES), folder=folder)
+    if lack:
+        raise PreflightError(lack)
 
 
 def check_port(host: str, port: int) -> None:

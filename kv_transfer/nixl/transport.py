@@ -17,7 +17,7 @@ import numpy as np
 from kv_transfer.errors import KVTransferError
 from kv_transfer.layout import KVRegion, MemoryKind
 from kv_transfer.nixl.agent import NIXL_ERRORS, NixlAgent, Prepared, Transfer
-from kv_transfer.nixl.ucx_access import describe_local_ucx, ucx_environment
+from kv_transfer.nixl.ucx_access import describe_local_ucx, shared_memory_lack, ucx_environment
 from kv_transfer.params import Hello, PeerIdentity
 from kv_transfer.transport import Read, ReadState, TransportError
 
@@ -74,6 +74,8 @@ class NixlTransport:
         self._is_local = is_local
         self._thread_in_device: int | None = None
         self._enter_device()
+        if lack := shared_memory_lack() if is_local else "":
+            logger.warning("other workers cannot be met: %s", lack)
         name = f"{identity.engine_id}/{identity.incarnation}"
         agent = NixlAgent(name, memory=region.memory, is_local=is_local)
         try:
@@ -139,6 +141,8 @@ class NixlTransport:
 
     def _why_unreachable(self) -> str:
         if self._is_local:
+            if lack := shared_memory_lack():
+                return lack
             return (
                 "it is on another machine, in another container or another user's, or uses the network, and "
                 "kv_transfer.transport is 'local' here"

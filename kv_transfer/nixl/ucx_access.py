@@ -9,6 +9,7 @@ other. Imports no NIXL.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,16 @@ from kv_transfer.layout import MemoryKind
 INFINIBAND = Path("/sys/class/infiniband")
 VARIABLE = "UCX_NET_DEVICES"
 PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+SHARED_MEMORY = Path("/dev/shm")
+"""Where ``posix`` takes its memory."""
+
+POSIX_WANTS_BYTES: Final = 17 * 1024**2
+"""With less than 16 MiB free, UCX does without ``posix``, and says so in its own words only (measured, NIXL 1.5.1); the
+rest is for what others put there meanwhile."""
+
+POSIX_TAKES_BYTES: Final = 4_333_568
+"""So much of it an agent keeps, whatever it moves (measured)."""
 
 _HARMLESS = "UCX_LOG_"
 
@@ -95,6 +106,28 @@ def describe_local_ucx(memory: MemoryKind) -> str:
     """What ``local_ucx`` lets UCX use, for people to read."""
     copies = "" if has_cma() else "; without cma, which this machine forbids: slower, and a dead peer goes unnoticed"
     return f"UCX transports {_local_transports(memory)}, this user's processes on this machine only{copies}"
+
+
+def shared_memory_lack(*, num_agents: int = 1, folder: Path = SHARED_MEMORY) -> str:
+    """What keeps so many more agents from meeting over ``posix``, and what to do about it; empty where nothing does.
+
+    Without it they do not meet at all: ``cma`` copies blocks, and carries no messages.
+    """
+    needed = POSIX_WANTS_BYTES + (num_agents - 1) * POSIX_TAKES_BYTES
+    try:
+        found = os.statvfs(folder)
+    except OSError as error:
+        return f"KV moves over shared memory here, but {folder} cannot be used: {error.strerror}; mount a tmpfs there"
+    free = found.f_bavail * found.f_frsize
+    if free >= needed:
+        return ""
+    readers = "a worker" if num_agents == 1 else f"{num_agents} workers"
+    mebibytes = 1024**2
+    return (
+        f"KV moves over shared memory here: for {readers} {folder} must have {math.ceil(needed / mebibytes)} MiB free, "
+        f"and it has {free / mebibytes:.1f}; remove what fills it, or make it larger (docker run --shm-size, on "
+        "Kubernetes an emptyDir in memory)"
+    )
 
 
 def _local_transports(memory: MemoryKind) -> str:

@@ -17,6 +17,7 @@ from cluster.plan.preflight import (
     check_model_len,
     check_port,
     check_ray_address,
+    check_shared_memory,
     check_tracing,
     preflight,
 )
@@ -181,3 +182,15 @@ def test_path_is_told_of_no_download(name: str, tmp_path: Path, monkeypatch: pyt
         check_checkpoint(Path(name))
 
     assert "hf download" not in str(caught.value)
+
+
+def test_machine_without_shared_memory_for_all_workers_is_refused(tmp_path: Path) -> None:
+    """They would never meet, and the start would wait for that."""
+    config = BatonConfig(prefill_replicas=3, decode_replicas=2)
+
+    with pytest.raises(PreflightError, match=r"KV moves over shared memory here, but .* cannot be used"):
+        check_shared_memory(config, tmp_path / "none")
+
+
+def test_workers_that_meet_over_the_network_need_no_shared_memory(tmp_path: Path) -> None:
+    check_shared_memory(BatonConfig.model_validate({"kv_transfer": {"transport": "network"}}), tmp_path / "none")

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from kv_transfer.layout import MemoryKind
-from kv_transfer.nixl.ucx_access import VARIABLE, choose_net_devices, confine_ucx, network_ucx, rdma_ports
+from kv_transfer.nixl.ucx_access import (
+    POSIX_TAKES_BYTES,
+    POSIX_WANTS_BYTES,
+    VARIABLE,
+    choose_net_devices,
+    confine_ucx,
+    network_ucx,
+    rdma_ports,
+    shared_memory_lack,
+)
 
 
 def make_port(folder: Path, device: str, port: int, state: str) -> None:
@@ -54,3 +63,24 @@ def test_agents_of_the_network_get_what_makes_reads_fast_unless_it_is_set(
     of_gpus = {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"} if memory is MemoryKind.VRAM else {}
     assert added == {"UCX_TCP_TX_SEG_SIZE": "512k"} | of_gpus
     assert dict(os.environ) == before
+
+
+def give_free_bytes(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    """Let every file system have so many bytes free."""
+    values = [1, 1, num_bytes, num_bytes, num_bytes, 0, 0, 0, 0, 255]
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(values))
+
+
+def test_agents_have_room_for_what_each_keeps_and_for_what_ucx_wants_free_at_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    give_free_bytes(monkeypatch, POSIX_WANTS_BYTES + 2 * POSIX_TAKES_BYTES)
+
+    assert shared_memory_lack(num_agents=3) == ""
+    assert "for 4 workers /dev/shm must have 30 MiB free, and it has 25.3; " in shared_memory_lack(num_agents=4)
+
+
+def test_shared_memory_that_is_not_there_is_told(tmp_path: Path) -> None:
+    lack = shared_memory_lack(folder=tmp_path / "none")
+
+    assert lack.endswith("none cannot be used: No such file or directory; mount a tmpfs there")
