@@ -374,14 +374,17 @@ class Worker:
         self._engine.check_health()
 
     async def __del__(self) -> None:
-        """Called by Serve, which waits for it, when this replica is to go: nothing that runs here is lost by that."""
-        if hasattr(self, "_leaving"):
-            await asyncio.wait((self._leave(exits=False),))
+        """Called by Serve, which waits for it, when this replica is to go: nothing that runs here is lost by that.
+
+        One that still starts has nothing to lose, and is not waited for: Serve kills it as soon as this returns.
+        """
+        if not hasattr(self, "_leaving"):
+            return
+        await asyncio.wait((self._leave(exits=False),))
         for task in (getattr(self, name, None) for name in ("_looking", "_ticking", "_watching")):
             if task is not None:
                 task.cancel()
-        if hasattr(self, "_engine"):
-            await self._engine.close()
+        await self._engine.close()
         if hasattr(self, "_frames"):
             await self._frames.close()
             await self._send_spans()
