@@ -231,7 +231,7 @@ def test_kubernetes_takes_every_pod_and_serve_the_configuration_within() -> None
     spec = service["spec"]
 
     assert (service["apiVersion"], service["kind"]) == ("ray.io/v1", "RayService")
-    assert set(spec) == {"serveConfigV2", "rayClusterConfig"}
+    assert set(spec) == {"serveConfigV2", "rayClusterConfig", "rayClusterDeletionDelaySeconds"}
     check_serve_config(yaml.safe_load(spec["serveConfigV2"]))
     cluster = spec["rayClusterConfig"]
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
@@ -243,6 +243,13 @@ def test_kubernetes_takes_every_pod_and_serve_the_configuration_within() -> None
     assert cluster["authOptions"] == {"mode": "token"}
     offered = [group["rayStartParams"].get("resources", "") for group in groups[1:]]
     assert [name for name in POOL_RESOURCES if any(name in text for text in offered)] == list(POOL_RESOURCES)
+
+
+def test_kubernetes_keeps_a_cluster_that_was_replaced_until_its_answers_have_ended() -> None:
+    spec = read("kubernetes/rayservice.yaml")["spec"]
+    config = BatonConfig.model_validate(yaml.safe_load(spec["serveConfigV2"])["applications"][0]["args"])
+
+    assert spec["rayClusterDeletionDelaySeconds"] >= config.router_settings().default_timeout_s
 
 
 def test_kubernetes_has_the_ray_that_we_need() -> None:
