@@ -57,6 +57,7 @@ def preflight(config: BatonConfig) -> ServedModel:
         check_port(config.host, config.port)
         check_shared_memory(config)
     else:
+        check_host(config.host)
         check_ray_address(config.address)
     return model
 
@@ -229,6 +230,20 @@ def check_shared_memory(config: BatonConfig, folder: Path = SHARED_MEMORY) -> No
     lack = shared_memory_lack(num_agents=sum(config.num_replicas(pool) for pool in ROLES), folder=folder)
     if lack:
         raise PreflightError(lack)
+
+
+def check_host(host: str) -> None:
+    """Refuse what is no address at all; whether a machine of the cluster has it is found out there.
+
+    Raises:
+        PreflightError: It is none.
+    """
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise PreflightError(
+            f"host is {host!r}, where nobody can listen: {reason_of(error)}; 0.0.0.0 is every address of a machine"
+        ) from error
 
 
 def check_port(host: str, port: int) -> None:

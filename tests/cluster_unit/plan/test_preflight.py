@@ -54,6 +54,17 @@ def test_host_that_is_no_name_is_refused(host: str) -> None:
         check_port(host, 8000)
 
 
+@pytest.mark.parametrize("host", ["10.0.0..1", "300.1.1.1", "a b"])
+def test_host_of_a_deployment_that_is_no_address_is_refused_before_anything_changes(host: str) -> None:
+    with pytest.raises(PreflightError, match=rf"host is '{host}', where nobody can listen: .*; 0.0.0.0 is every"):
+        preflight(BatonConfig(address="auto", host=host))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "localhost", "10.99.99.99"])
+def test_host_of_a_deployment_need_be_none_of_this_machine(host: str) -> None:
+    preflight(BatonConfig(address="auto", host=host))
+
+
 @pytest.mark.parametrize(
     "address",
     ["127.0.0.1:" + "9" * 5000, "127.0.0.1:99999", "127.0.0.1:0", ":6379", "", "127.0.0.1", "ray://127.0.0.1:10001"],
