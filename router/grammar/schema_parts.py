@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from router.grammar.pattern_reach import can_follow
+
 DEFINITIONS: Final = ("$defs", "definitions")
 _BY_NAME: Final = (*DEFINITIONS, "properties", "patternProperties")
 _IN_LIST: Final = ("prefixItems", "anyOf", "oneOf", "allOf")
@@ -35,15 +37,38 @@ def without_notes(schema: Mapping[str, Any]) -> dict[str, Any]:
     one item. However deeply schemas are nested, it does not recurse.
     """
     whole = dict(schema)
-    waiting = [whole]
-    while waiting:
-        copy = waiting.pop()
+    for copy in _copied_schemas(whole):
         if _is_note_of_format(copy):
             del copy["format"]
         if _is_note_of_uniqueness(copy):
             del copy["uniqueItems"]
-        waiting.extend(_copy_parts(copy))
     return whole
+
+
+def without_patterns_beyond_grammars(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a schema without the regexes that no grammar can follow: it takes all documents that the schema takes,
+    and others.
+
+    An object whose properties have such a regex for their names may have any.
+    """
+    whole = dict(schema)
+    for copy in _copied_schemas(whole):
+        pattern, by_name = copy.get("pattern"), copy.get("patternProperties")
+        if isinstance(pattern, str) and not can_follow(pattern):
+            del copy["pattern"]
+        if isinstance(by_name, Mapping) and not all(map(can_follow, by_name)):
+            copy["patternProperties"] = {name: part for name, part in by_name.items() if can_follow(name)}
+            copy["additionalProperties"] = True
+    return whole
+
+
+def _copied_schemas(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A schema and copies of all within it, which stand in their places; each may be changed while it is looked at."""
+    waiting = [whole]
+    while waiting:
+        copy = waiting.pop()
+        yield copy
+        waiting.extend(_copy_parts(copy))
 
 
 def _is_note_of_format(schema: Mapping[str, Any]) -> bool:

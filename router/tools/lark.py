@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 from router.grammar.grammar_text import WHITESPACE, GrammarText
 from router.grammar.lark import around, literal
-from router.grammar.schema_parts import without_notes
+from router.grammar.schema_parts import without_notes, without_patterns_beyond_grammars
 from router.tools.tool import Tool
 
 _COMPOSED: Final = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties", "additionalProperties"})
@@ -41,9 +41,16 @@ def arguments(tool: Tool) -> str:
     return f"%json {json.dumps(arguments_schema(tool), ensure_ascii=False)}"
 
 
+def followed_parameters(tool: Tool) -> dict[str, Any]:
+    """The schema of a tool's parameters without what holds no document back and, unless it is strict, without regexes
+    that no grammar can follow."""
+    schema = without_notes(tool.parameters or {"properties": {}})
+    return schema if tool.is_strict else without_patterns_beyond_grammars(schema)
+
+
 def arguments_schema(tool: Tool) -> dict[str, Any]:
     """The schema of a call's arguments, as grammars are told it."""
-    schema = without_notes(tool.parameters or {"properties": {}})
+    schema = followed_parameters(tool)
     schema.setdefault("type", "object")
     if "properties" in schema and _COMPOSED.isdisjoint(schema):
         schema["additionalProperties"] = False

@@ -10,8 +10,8 @@ from typing import Any, Final
 import llguidance
 
 from router.grammar.lark import literal
-from router.grammar.schema_parts import without_notes
 from router.tools.formats.gemma_schema import checked_schema
+from router.tools.lark import followed_parameters
 from router.tools.tool import Tool
 from router.tools.tool_format import ToolSchemaError
 
@@ -49,7 +49,7 @@ class GemmaGrammar:
         Raises:
             ToolSchemaError: The schema says what this notation, or a strict grammar, cannot follow.
         """
-        self._root = {"type": "object", **without_notes(tool.parameters or {"properties": {}})}
+        self._root = {"type": "object", **followed_parameters(tool)}
         self._is_strict, self._known = tool.is_strict, {}
         try:
             return self._term(self._root, "")

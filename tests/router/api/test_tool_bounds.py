@@ -130,3 +130,16 @@ async def test_a_message_of_too_many_calls_is_told_as_one(rig: RouterRig) -> Non
     assert answer.json()["error"]["message"] == (
         "the parameter 'messages.1' is invalid: a message has 1025 tool_use blocks, the limit is 1024"
     )
+
+
+async def test_only_strict_tools_are_refused_for_a_pattern_that_no_grammar_follows(rig: RouterRig) -> None:
+    price = {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}
+    function = {"name": "buy", "parameters": {"type": "object", "properties": {"price": price}}}
+    body = {"messages": [USER], "tools": [{"type": "function", "function": function}]}
+    answer = await rig.client.post("/v1/chat/completions", json=body)
+    function["strict"] = True
+    refused = await rig.client.post("/v1/chat/completions", json=body)
+
+    assert answer.status_code == 200, answer.text
+    assert refused.status_code == 400
+    assert "tools.0.function.parameters.properties.price" in refused.json()["error"]["message"]

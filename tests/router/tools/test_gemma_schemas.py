@@ -135,3 +135,7 @@ async def test_refusal_tells_the_place_in_the_body(tmp_path: Path) -> None:
         "the parameter 'tools.1.function.parameters.properties.a.enum' is invalid: 'enum' must be a list of at least "
         "one value, got 5"
     )
+
+
+def test_a_pattern_that_no_grammar_follows_is_left_out() -> None:
+    assert grammar({"type": "string", "pattern": "^(?!x)a"}) == grammar({"type": "string"})

@@ -72,6 +72,25 @@ def test_a_strict_tool_may_say_what_every_text_is(rig: GrammarRig, name: str) ->
     assert not rig.allows(grammar, CALLS[name] % '{"city": 5}')
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_patterns_that_no_grammar_follows_are_left_out(rig: GrammarRig, name: str) -> None:
+    """What pydantic writes for Decimal, and zod for addresses of mail, must not make a tool useless."""
+    parameters = {
+        "properties": {
+            "city": {"type": "string", "pattern": r"^(?!\.)(?!.*\.\.)[a-z.]+$", "maxLength": 8},
+            "days": {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]},
+            "more": {"type": "object", "patternProperties": {"^(?!x)": {"type": "string"}, "^y$": {"type": "null"}}},
+        }
+    }
+    rules = CallRules(tools=(replace(WEATHER, parameters=parameters),), must_call=True)
+    grammar = TOOL_FORMATS[name].grammar(rules, rig.vocabulary)
+
+    assert rig.allows(grammar, CALLS[name] % '{"city": "Paris", "days": "1.5", "more": {"a": "b", "y": null}}')
+    assert not rig.allows(grammar, CALLS[name] % '{"city": 5}')
+    assert not rig.allows(grammar, CALLS[name] % '{"city": "Parisparis"}')
+    assert not rig.allows(grammar, CALLS[name] % '{"more": {"y": 5}}')
+
+
 @pytest.mark.parametrize("name", TWO)
 def test_one_call_or_several(rig: GrammarRig, name: str) -> None:
     single = CallRules(tools=(WEATHER, STOP), must_call=True, may_call_many=False)
