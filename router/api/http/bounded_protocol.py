@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 from weakref import WeakKeyDictionary
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from router.api.errors import error_response
@@ -26,7 +26,8 @@ LINE_BYTES = 64
 
 LINGER_S = 2.0
 """For so long what a refused client goes on sending is read and dropped: a connection that is closed with anything
-unread is reset, and the client may lose the answer."""
+unread is reset, and the client may lose the answer. A body that goes on puts the end off, by ``header_timeout_s`` at
+most."""
 
 RETRY_AFTER_S = 1.0
 
@@ -92,6 +93,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._has_left = False  # to another protocol, with its transport
         self._is_progress = False  # what is being parsed is more than a part of a head, or framing
         self._num_unparsed_bytes = 0
+        self._lingers_until_s: float | None = None  # where the last answer went out before its request's body was in
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
@@ -115,6 +117,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, and measure what that leaves behind."""
+        if self._lingers_until_s is not None:
+            self._put_end_off(self._lingers_until_s)
+            return
         if self._refusal is not None:
             if self._is_answering:
                 self.flow.pause_reading()
@@ -149,6 +154,20 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._room.end_waiting(self)
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope and not self.cycle.keep_alive:
+            self.cycle.transport = LingeringTransport(self, self.cycle)  # type: ignore[assignment]
+
+    def linger(self) -> None:
+        """End the sending half, and close the connection once the client stops sending what nobody waits for."""
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._lingers_until_s = self.loop.time() + self.limits.header_timeout_s
+        self._put_end_off(self._lingers_until_s)
+
+    def _put_end_off(self, until_s: float) -> None:
+        self._unset_keepalive_if_required()
+        self._stop_timer()
+        self._timer = self.loop.call_at(min(self.loop.time() + LINGER_S, until_s), self.transport.close)
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body, which others bound."""
@@ -219,3 +238,22 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+
+class LingeringTransport:
+    """The transport of a connection that ends with an answer, which may be out before the request's body is in."""
+
+    def __init__(self, protocol: BoundedProtocol, cycle: RequestResponseCycle) -> None:
+        self._protocol = protocol
+        self._cycle = cycle
+        self._transport = protocol.transport
+
+    def close(self) -> None:
+        """Close the connection; where a body still comes, not before the client had the time to read the answer."""
+        if self._cycle.more_body and not self._transport.is_closing():
+            self._protocol.linger()
+        else:
+            self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)

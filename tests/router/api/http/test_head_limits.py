@@ -275,3 +275,20 @@ async def test_answer_and_body_take_their_time(app: Echo) -> None:
     connection.timers.advance(2.0)
 
     assert connection.wire.written.count(b"HTTP/1.1 408 ") == 1
+
+
+async def test_a_body_without_an_end_that_nobody_waits_for_is_cut_off() -> None:
+    async def refuse(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    async with live_app(refuse, limits=HttpLimits(header_timeout_s=0.5)) as url, asyncio.timeout(TIMEOUT_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        writer.write(b"POST / HTTP/1.1\r\nConnection: close\r\nContent-Length: 1000000000000\r\n\r\n")
+        assert (await read_answer(reader)).status == 413
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b" " * 1000)
+                await writer.drain()
+                await asyncio.sleep(0)
+        writer.close()

@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from cluster.deploy.serve_env import serve_environment
 from router.api.http.http_protocol import HttpProtocol
 from tests.support.router.live_app import live_app
-from tests.support.router.raw_http import RawAnswer, exchange, raw_request
+from tests.support.router.raw_http import TIMEOUT_S, RawAnswer, exchange, raw_request
 from tests.support.router.router_rig import RouterRig, router_rig, until
 
 TEXT = "/v1/completions"
@@ -112,6 +112,24 @@ async def test_client_that_closes_while_it_waits_is_noticed(
     finally:
         rig.decode[0].gate.set()
     await until(rig.is_at_rest)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_client_that_sends_before_it_reads_gets_its_refusal(port: int, version: str) -> None:
+    """A connection that is closed with a part of the body unread is reset, and the answer on it is lost."""
+    num_bytes = 9_000_000
+    head = f"POST {TEXT} HTTP/{version}\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    async with asyncio.timeout(TIMEOUT_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"{head}Content-Length: {num_bytes}\r\n\r\n".encode())
+        await reader.readexactly(len("HTTP/1.1 413"))  # the answer is out before the body begins
+        for _ in range(9):
+            writer.write(b" " * (num_bytes // 9))
+            await writer.drain()
+        said = await reader.read()
+        writer.close()
+
+    assert said.endswith(b'"code":"body_too_large"}}')
 
 
 async def test_stream_for_http_1_0_is_not_chunked(port: int) -> None:
