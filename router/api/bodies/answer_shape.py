@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -47,7 +48,12 @@ class ResponseFormat(StrictBody):
 
 
 class StructuredOutputs(StrictBody):
-    """vLLM's way to ask for a shape: exactly one of these."""
+    """vLLM's way to ask for a shape: exactly one of these. vLLM's own class writes its other options too, unset."""
+
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = dict.fromkeys(
+        ("disable_fallback", "disable_any_whitespace", "disable_additional_properties", "_backend_was_auto"),
+        (None, False),
+    )
 
     json_: Schema | None = Field(None, alias="json")
     json_object: bool | None = None
@@ -58,7 +64,9 @@ class StructuredOutputs(StrictBody):
 
     @model_validator(mode="after")
     def _has_one(self) -> StructuredOutputs:
-        given = [name for name in type(self).model_fields if getattr(self, name)]
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if self.json_object is False:
+            given.remove("json_object")
         if len(given) != 1:
             raise ValueError(
                 "give exactly one of json, json_object, regex, choice, grammar and structural_tag, "

@@ -89,7 +89,7 @@ def _by_outputs(body: GenerateBody) -> _Asked:
 
 def _outputs(asked: StructuredOutputs) -> _Asked:
     json_, regex, choice, lark, tag = asked.json_, asked.regex, asked.choice, asked.grammar, asked.structural_tag
-    if json_:
+    if json_ is not None:
         return [("json", lambda: _schema("structured_outputs.json", json_))]
     if asked.json_object:
         return [("json_object", json_object_grammar)]

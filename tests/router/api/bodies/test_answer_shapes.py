@@ -24,6 +24,13 @@ NAMED = {"name": "thing", "strict": True, "schema": SCHEMA}
 BY_SCHEMA = json_schema_grammar(SCHEMA)
 TAG = {"triggers": ["<f"], "structures": [{"begin": "<f=a>", "schema": SCHEMA, "end": "</f>"}]}
 
+UNSET = {
+    **dict.fromkeys(("json", "regex", "grammar", "whitespace_pattern", "structural_tag"), None),
+    **dict.fromkeys(("json_object", "disable_fallback", "disable_any_whitespace"), False),
+    **dict.fromkeys(("disable_additional_properties", "_backend_was_auto"), False),
+}
+"""The options that ``dataclasses.asdict`` of vLLM's StructuredOutputsParams writes beside the one that is set."""
+
 
 @pytest.fixture
 async def rig(model_dir: Path) -> AsyncIterator[RouterRig]:
@@ -39,6 +46,8 @@ ASKED: list[tuple[dict[str, Any], GrammarText | None]] = [
     ({"structured_outputs": {"json": SCHEMA}}, BY_SCHEMA),
     ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, BY_SCHEMA),
     ({"structured_outputs": {"json_object": True, "regex": None}}, json_object_grammar()),
+    ({"structured_outputs": {"json": {}}}, json_schema_grammar({})),
+    ({"structured_outputs": {**UNSET, "choice": ["a"]}}, choice_grammar(["a"])),
     ({"structured_outputs": {"regex": "a+"}}, regex_grammar("a+")),
     ({"structured_outputs": {"choice": ["a", "b"]}}, choice_grammar(["a", "b"])),
     ({"guided_json": SCHEMA, "response_format": {"type": "text"}}, BY_SCHEMA),
@@ -109,6 +118,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "not",
     ),
     ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+    ({"structured_outputs": {"json": {}, "json_object": True}}, "structured_outputs", "json, json_object"),
+    (
+        {"structured_outputs": {"regex": "a", "disable_fallback": True}},
+        "structured_outputs.disable_fallback",
+        "supported",
+    ),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "regex, choice"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs", "at least 1"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "no JSON"),
