@@ -227,6 +227,12 @@ def _words(problem: Any) -> str:
     return str(problem["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
 
 
+def _names_class(place: Sequence[int | str]) -> bool:
+    """Whether a place has the name of a class in it, one of several that a value might have been: it is no place in the
+    body, and what is wrong with the value is all that was said of it."""
+    return any(isinstance(part, str) and part[:1].isupper() for part in place)
+
+
 MAX_SHOWN_CHARACTERS = 40
 
 
@@ -242,9 +248,13 @@ def _value(problems: Sequence[Any]) -> str:
 
 
 def _sentence(name: str, problems: Sequence[Any]) -> str:
-    where = {".".join(str(part) for part in problem["loc"]) for problem in problems}
+    places = [".".join(str(part) for part in problem["loc"]) for problem in problems]
+    place = places[0]
+    if _names_class(problems[0]["loc"]):
+        place = name if len(set(places)) > 1 else place
+    else:
+        problems = [problem for problem, other in zip(problems, places, strict=True) if other == place]
     said = list(dict.fromkeys(_words(problem) for problem in problems))
-    place = next(iter(where)) if len(where) == 1 else name
     if not place:
         return f"invalid body: {said[0]}"
     return f"the parameter '{place}' is invalid: {'; or '.join(said[:6])}{_value(problems)}"

@@ -106,7 +106,11 @@ ContentBlock: TypeAlias = Annotated[
         | Annotated[RedactedThinkingBlock, Tag("~redacted_thinking")]
         | Annotated[ToolUseBlock, Tag("~tool_use")]
         | Annotated[ToolResultBlock, Tag("~tool_result")],
-        Discriminator(_kind_of),
+        Discriminator(
+            _kind_of,
+            custom_error_type="block_type",
+            custom_error_message=f"Input should be an object with one of the types {', '.join(_BLOCKS)}",
+        ),
     ],
     _refuse_blocks_but(*_BLOCKS),
 ]

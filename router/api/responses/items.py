@@ -125,7 +125,11 @@ InputItem: TypeAlias = Annotated[
         | Annotated[FunctionCallItem, Tag("~function_call")]
         | Annotated[FunctionCallOutputItem, Tag("~function_call_output")]
         | Annotated[ReasoningItem, Tag("~reasoning")],
-        Discriminator(_kind_of),
+        Discriminator(
+            _kind_of,
+            custom_error_type="item_type",
+            custom_error_message=f"Input should be an object with one of the types {', '.join(sorted(_ITEMS))}",
+        ),
     ],
     BeforeValidator(_known),
 ]

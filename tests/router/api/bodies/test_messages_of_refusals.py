@@ -78,3 +78,35 @@ async def test_what_meets_no_endpoint_is_told_by_method_and_path(
     response = await rig.client.request(method, path)
 
     assert response.json()["error"]["message"].startswith(f"{method} {path}: {words}")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        ("/v1/chat/completions", {"messages": [{}]}, "the parameter 'messages.0.role' is invalid: Field required"),
+        (
+            "/v1/responses",
+            {"input": [{"type": 5}]},
+            "the parameter 'input.0' is invalid: Input should be an object with one of the types function_call, "
+            "function_call_output, message, reasoning",
+        ),
+        (
+            "/v1/messages",
+            {"max_tokens": 1, "messages": [{"role": "user", "content": [{"text": "hi"}]}]},
+            "the parameter 'messages.0.content.0' is invalid: Input should be an object with one of the types text, "
+            "thinking, redacted_thinking, tool_use, tool_result",
+        ),
+        (
+            "/v1/messages",
+            {"max_tokens": 1, "messages": [{"role": "tool", "content": "4", "tool_call_id": "c"}]},
+            "the parameter 'messages.0.role' is invalid: Input should be 'user', 'assistant' or 'system', got \"tool\"",
+        ),
+    ],
+)
+async def test_the_first_of_several_wrong_places_is_told(
+    rig: RouterRig, path: str, fields: dict[str, Any], message: str
+) -> None:
+    response = await rig.client.post(path, json=fields)
+
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == message
