@@ -67,6 +67,8 @@ class TextOutput:
         turn: TurnReader | None = None,
     ) -> None:
         self._generation = generation
+        if turn is not None and generation.trace is not None:
+            generation.trace.await_reader()
         self._detokenizer = detokenizer
         self._stops = stops
         self._metrics = metrics
@@ -152,6 +154,7 @@ class TextOutput:
             pieces.append(piece)
             if piece.finish_reason is not None:
                 self._count_end(piece.finish_reason)
+                self._tell_trace(finish_name(piece.finish_reason, piece.stop_reason, self.turn) or "")
                 break
         return pieces
 
@@ -163,14 +166,20 @@ class TextOutput:
         entries = self._content.take(piece.text, piece.entries, parts, is_thinking=turn.is_thinking, is_last=is_last)
         return piece._replace(parts=parts, content_entries=entries)
 
+    def _tell_trace(self, finish_reason: str = "") -> None:
+        if self._generation.trace is not None:
+            self._generation.trace.read(finish_reason)
+
     def cancel(self) -> None:
         """Give the request up. Idempotent."""
         if not self.is_finished:
             self._count_end("abort")
+            self._tell_trace()
             self._generation.cancel()
 
     def _count_failure(self, error: Exception) -> None:
         """Count an error; what was turned away never began, and is no end."""
+        self._tell_trace()
         if isinstance(error, RouterError) and is_refusal(error, num_output_tokens=self.num_output_tokens):
             self._is_counted = True
         else:
@@ -269,6 +278,12 @@ class TextOutput:
         else:
             self._metrics.more_tokens(now_s - self._last_s, num_tokens=num_tokens)
         self._last_s = now_s
+
+
+def finish_name(reason: str | None, stop_reason: str | int | None, turn: TurnReader | None) -> str | None:
+    """How an output ended, in OpenAI's words: a model that ends its turn after calls waits for their results."""
+    is_own_end = reason == "stop" and stop_reason is None
+    return "tool_calls" if is_own_end and turn is not None and turn.num_calls else reason
 
 
 def _one_by_one(delta: TokenDelta) -> Iterator[TokenDelta]:

@@ -74,6 +74,7 @@ class RequestTrace:
         "_current",
         "_hands_over",
         "_is_awaited",
+        "_is_unread",
         "_router",
         "_timings",
         "choices",
@@ -115,7 +116,7 @@ class RequestTrace:
         ready = Part(name="tokenize", start_s=origin.received_s, end_s=now_s, where=self._router)
         self.parts = [ready, Part(name=waits_in, start_s=now_s, where=self._router)]
         self._current = 1
-        self._is_awaited = self._hands_over = False
+        self._is_awaited = self._hands_over = self._is_unread = False
         self._timings: RequestTimings | None = None
         self.spans: Spans | None = None
         self.choices: list[Choice] = []
@@ -312,8 +313,20 @@ class RequestTrace:
             self.ended_s = self.parts[self._current].end_s = self._clock()
             self.state = state
             self.finish_reason = finish_reason or self.finish_reason
-            if self.spans is not None:
+            if self.spans is not None and not (self._is_unread and state == "finished"):
                 self.spans.end(self)
+
+    def await_reader(self) -> None:
+        """Why the answer ended shows only once its text was read, which says so by ``read``: it may call tools."""
+        self._is_unread = self.ended_s is None
+
+    def read(self, finish_reason: str = "") -> None:
+        """The answer was read to its end, and told its caller this reason; empty: it was given up, or failed."""
+        was_unread, self._is_unread = self._is_unread, False
+        if finish_reason and self.state in ("running", "finished"):
+            self.finish_reason = finish_reason
+        if was_unread and self.state == "finished" and self.spans is not None:
+            self.spans.end(self)
 
     def unix_ns(self, at_s: float) -> int:
         """A time of the trace in nanoseconds of the wall clock."""

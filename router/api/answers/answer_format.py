@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from router.api.answers.logprobs_answer import LogprobsAnswer, prompt_logprobs_json
-from router.request.text_output import FinishName, TextOutput, TextPiece
+from router.request.text_output import FinishName, TextOutput, TextPiece, finish_name
 from router.text.logprob_trail import TokenEntry
 from router.tools.turn import Turn
 
@@ -163,12 +163,6 @@ def with_field(text: str, name: str, value: str) -> str:
     return f"{text[:-1]},{json.dumps(name)}:{value}}}"
 
 
-def finish_name(reason: str | None, stop_reason: str | int | None, output: TextOutput) -> str | None:
-    """How a choice ended, in OpenAI's words: a model that ends its turn after calls waits for their results."""
-    is_own_end = reason == "stop" and stop_reason is None
-    return "tool_calls" if is_own_end and output.turn is not None and output.turn.num_calls else reason
-
-
 def beam_fields(output: TextOutput) -> dict[str, object]:
     """The fields of a choice that say how a beam search ranked it; none where there was no search."""
     beam = output.beam
@@ -180,7 +174,7 @@ def finish_fields(piece: TextPiece, *, return_token_ids: bool, output: TextOutpu
     ids = f',"token_ids":[{",".join(map(str, piece.token_ids))}]' if return_token_ids else ""
     if piece.finish_reason is None:
         return f'"finish_reason":null{ids}'
-    name = finish_name(piece.finish_reason, piece.stop_reason, output)
+    name = finish_name(piece.finish_reason, piece.stop_reason, output.turn)
     return f'"finish_reason":"{name}","stop_reason":{json.dumps(piece.stop_reason)}{ids}'
 
 

@@ -11,10 +11,9 @@ from router.api.answers.answer_format import (
     EventWriter,
     beam_fields,
     finish_fields,
-    finish_name,
     with_field,
 )
-from router.request.text_output import TextOutput, TextPiece
+from router.request.text_output import TextOutput, TextPiece, finish_name
 from router.text.logprob_trail import TokenEntry
 from router.tools.turn import CallArguments, CallBegin, ContentText, ReasoningText, Turn, TurnPart
 
@@ -113,7 +112,7 @@ class ChatFormat:
         fields: dict[str, object] = {
             "index": index,
             "message": self._message(choice),
-            "finish_reason": finish_name(choice.finish_reason, choice.stop_reason, choice.output),
+            "finish_reason": finish_name(choice.finish_reason, choice.stop_reason, choice.output.turn),
             "stop_reason": choice.stop_reason,
             **beam_fields(choice.output),
         }

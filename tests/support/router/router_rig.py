@@ -20,6 +20,7 @@ from router.report.router_report import RouterPeers
 from router.security import SecuritySettings
 from router.service import RouterService
 from router.settings import RouterSettings
+from router.telemetry.tracer import ProcessTracer
 from tests.support.router.fake_workers import FakeDecodePool, FakePrefillPool, NextToken, counting
 
 FAST = RouterSettings(
@@ -90,6 +91,7 @@ async def router_rig(
     wanted: WantedWorkers | None = None,
     aliases: Sequence[str] = (),
     params: type[SamplingParams] = SamplingParams,
+    tracer: ProcessTracer | None = None,
 ) -> AsyncIterator[RouterRig]:
     """A started router; at the end nothing of it is left."""
     prefill = FakePrefillPool(num_prefill, next_token=next_token, max_model_len=max_model_len)
@@ -103,6 +105,7 @@ async def router_rig(
         peers=peers,
         aliases=aliases,
         params=params,
+        tracer=tracer,
     )
     service.view.wanted = wanted
     await service.start()
