@@ -13,7 +13,7 @@ _STEPS = 16
 
 
 class Gaps:
-    """Counts gaps in buckets of equal ratio."""
+    """Counts gaps in buckets of equal ratio. ``largest`` are those in which nothing came, ``max_s`` the longest."""
 
     __slots__ = ("_counts", "_last_s", "_least_kept_s", "largest", "max_s", "num")
 
@@ -25,15 +25,20 @@ class Gaps:
         self.max_s = 0.0
         self.num = 0
 
-    def token(self, now_s: float) -> None:
-        """Tokens came, all at once."""
+    @property
+    def has_begun(self) -> bool:
+        """True once any token came."""
+        return self._last_s is not None
+
+    def tokens(self, now_s: float, num_tokens: int = 1) -> None:
+        """Tokens came, all at once: each had an equal part of the time since those before them."""
         last_s, self._last_s = self._last_s, now_s
         if last_s is None:
             return
         gap_s = now_s - last_s
-        self.num += 1
-        bucket = math.floor(math.log2(max(gap_s, 1e-9)) * _STEPS)
-        self._counts[bucket] = self._counts.get(bucket, 0) + 1
+        self.num += num_tokens
+        bucket = math.floor(math.log2(max(gap_s / num_tokens, 1e-9)) * _STEPS)
+        self._counts[bucket] = self._counts.get(bucket, 0) + num_tokens
         if gap_s > self._least_kept_s:
             self._keep(now_s, gap_s)
 

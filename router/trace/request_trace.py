@@ -209,9 +209,10 @@ class RequestTrace:
             now_s = self._clock()
             if self._is_awaited:
                 self._began(delta, now_s, is_shown=is_shown)
-            self.num_output_tokens += len(delta.token_ids) or sum(len(beam.token_ids) for beam in delta.beams[:1])
+            num_tokens = len(delta.token_ids) or sum(len(beam.token_ids) for beam in delta.beams[:1])
+            self.num_output_tokens += num_tokens
             if is_shown:
-                self.gaps.token(now_s)
+                self.gaps.tokens(now_s, num_tokens)
         reason = delta.finish_reason
         if reason is FinishReason.HANDED_OVER:
             if self.parts[self._current].name not in ("transfer", "move"):
@@ -233,7 +234,8 @@ class RequestTrace:
         if self.first_token_s is None:
             self.first_token_s = self._clock()
             self._inside("first_token", at_s=self.first_token_s)
-            self.gaps.token(self.first_token_s)
+            if not self.gaps.has_begun:  # otherwise it comes with the next one
+                self.gaps.tokens(self.first_token_s)
 
     def _began(self, delta: TokenDelta, now_s: float, *, is_shown: bool) -> None:
         """The first tokens of a worker: what it waited is told with them."""

@@ -20,6 +20,7 @@ from simulation.whatif.recorded import RecordedRequest, RecordedSource
 from simulation.whatif.reported import reported_calibration
 from tests.support.router.live_app import live_app
 from tests.support.router.live_router import live_router
+from tests.support.router.router_rig import router_rig
 
 PROMPT = list(range(1, 71))
 
@@ -48,6 +49,17 @@ async def test_requests_of_a_cluster_are_a_load_with_their_lengths_times_and_cac
     for outcome, row in zip(outcomes, reversed(listed), strict=True):
         assert 0.0 < sum(outcome.gaps_s) <= 1.05 * (row["total_ms"] - row["ttft_ms"]) / 1e3 + 1e-3
         assert len(outcome.gaps_s) == sum(count for _, count in row["gaps"]) < row["completion_tokens"]
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 4])
+async def test_gaps_are_those_of_tokens_however_many_come_together(model_dir: Path, tokens_per_step: int) -> None:
+    """A simulation tells each token's, to which these are compared."""
+    async with router_rig(model_dir, tokens_per_step=tokens_per_step) as rig:
+        body = {"prompt": PROMPT, "max_tokens": 30, "ignore_eos": True}
+        assert (await rig.client.post("/v1/completions", json=body)).status_code == 200
+        [row] = (await rig.client.get("/v1/requests")).json()["data"]
+
+    assert sum(count for _, count in row["gaps"]) == row["completion_tokens"] - 1 == 29
 
 
 def test_what_was_recorded_is_compared_where_times_and_lengths_are_as_they_were() -> None:

@@ -186,7 +186,7 @@ async def test_no_router_has_it() -> None:
 def test_gaps_are_counted_and_the_longest_kept() -> None:
     gaps, now_s = Gaps(), 5.0
     for number in range(1001):
-        gaps.token(now_s)
+        gaps.tokens(now_s)
         now_s += 0.5 if number % 100 == 50 else 0.010
 
     told = gaps.told(5.0)
@@ -195,3 +195,14 @@ def test_gaps_are_counted_and_the_longest_kept() -> None:
     assert told["max_ms"] == pytest.approx(500)
     assert len(told["largest"]) == NUM_LARGEST
     assert all(gap_ms == pytest.approx(500) for _, gap_ms in told["largest"])
+
+
+def test_tokens_that_come_together_have_a_part_of_the_gap_each() -> None:
+    """So a simulation counts, which makes tokens one by one, and so `/metrics` does."""
+    gaps = Gaps()
+    for at_s, num_tokens in ((0.0, 3), (0.01, 1), (0.05, 4)):
+        gaps.tokens(at_s, num_tokens)
+
+    told = gaps.told(0.0)
+    assert (told["count"], told["max_ms"], told["largest"][0]) == (5, 40.0, [10.0, 40.0])
+    assert told["p50_ms"] == told["p99_ms"] == pytest.approx(10, rel=0.04)
