@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -20,6 +21,9 @@ from engine.contract.token_ids import TokenIds
 Shape = Literal["steady", "bursts", "step"]
 SHAPES: tuple[Shape, ...] = get_args(Shape)
 TRACE_BLOCK_TOKENS = 512
+MAX_HASH_ID = (1 << 30) - 1
+"""What ids of blocks are taken modulo: those that are whole hashes become tokens, too."""
+
 BURST_PERIOD_S = 4.0
 BURST_SHARE = 0.25
 BURST_RATE = 3.0
@@ -157,15 +161,21 @@ def parse_trace_row(row: Mapping[str, object], *, speed: float = 1.0, scale: int
     """One request of a recorded load.
 
     Raises:
-        KeyError, TypeError: It has not what ``read_trace`` says that a line has.
+        KeyError, TypeError, ValueError: It has not what ``read_trace`` says that a line has.
     """
-    hash_ids, input_length, output_length = row["hash_ids"], row["input_length"], row["output_length"]
-    timestamp = row["timestamp"]
-    if not isinstance(hash_ids, list) or not isinstance(timestamp, (int, float)):
-        raise TypeError("hash_ids must be a list and timestamp a number")
-    if not isinstance(input_length, int) or not isinstance(output_length, int):
-        raise TypeError("input_length and output_length must be whole numbers")
-    blocks = np.repeat(np.array(hash_ids, dtype="<i4") + 1, TRACE_BLOCK_TOKENS // scale)
+    hash_ids, timestamp = row["hash_ids"], row["timestamp"]
+    if not isinstance(hash_ids, list) or not all(type(hash_id) is int for hash_id in hash_ids):
+        raise TypeError("hash_ids must be a list of whole numbers")
+    if isinstance(timestamp, bool) or not isinstance(timestamp, (int, float)):
+        raise TypeError("timestamp must be a number, of milliseconds")
+    if not 0.0 <= timestamp < math.inf:
+        raise ValueError(f"timestamp must be 0 or more milliseconds, got {timestamp}")
+    input_length, output_length = _length(row, "input_length"), _length(row, "output_length")
+    if len(hash_ids) < max(1, input_length // TRACE_BLOCK_TOKENS):
+        told = f"{len(hash_ids)}, one for each {TRACE_BLOCK_TOKENS} tokens of the prompt"
+        raise ValueError(f"hash_ids has {told}, but input_length is {input_length}")
+    ids = np.array([hash_id % MAX_HASH_ID for hash_id in hash_ids], dtype="<i4")
+    blocks = np.repeat(ids + 1, TRACE_BLOCK_TOKENS // scale)
     num_prompt = min(max(2, input_length // scale), blocks.size)
     return Arrival(
         at_s=timestamp / 1e3 / speed,
@@ -173,6 +183,13 @@ def parse_trace_row(row: Mapping[str, object], *, speed: float = 1.0, scale: int
         num_output_tokens=max(2, output_length // scale),
         kind="trace",
     )
+
+
+def _length(row: Mapping[str, object], name: str) -> int:
+    length = row[name]
+    if not isinstance(length, int) or isinstance(length, bool) or length < 0:
+        raise ValueError(f"{name} must be a whole number of tokens, got {reprlib.repr(length)}")
+    return length
 
 
 def duration_s(arrivals: Sequence[Arrival]) -> float:

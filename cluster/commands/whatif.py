@@ -130,8 +130,13 @@ class WhatIfOptions:
                 raise WhatIfError(f"{flag} must be above 0, got {value}")
         if not 0.0 <= self.price < math.inf:
             raise WhatIfError(f"--price is what a worker costs an hour, 0 or more, got {self.price}")
+        self._check_json_file()
+
+    def _check_json_file(self) -> None:
         if self.json_file is not None and not self.json_file.parent.is_dir():
             raise WhatIfError(f"--json-file {self.json_file}: there is no folder {self.json_file.parent}")
+        if self.json_file is not None and self.json_file.is_dir():
+            raise WhatIfError(f"--json-file {self.json_file} is a folder: name a file")
 
 
 def whatif(options: WhatIfOptions, output: Console, progress: Console) -> bool:
@@ -143,7 +148,7 @@ def whatif(options: WhatIfOptions, output: Console, progress: Console) -> bool:
     try:
         options.check()
         if options.plots is not None:
-            check_plots()
+            check_plots(options.plots)
         calibration = options.found_calibration()
         source = options.source()
         listed: Sequence[Layout] = ()
@@ -159,12 +164,15 @@ def whatif(options: WhatIfOptions, output: Console, progress: Console) -> bool:
     print_table(table_of(tried, best, real), output)
     for line in notes(options, calibration, tried, best, real):
         output.print(line, markup=False, highlight=False, soft_wrap=True)
-    if options.json_file is not None:
-        options.json_file.write_text(json.dumps(report(options, calibration, tried, best, real), indent=1) + "\n")
-    if options.plots is not None:
-        shown = tried if best is None else [best]
-        for file in draw(shown, options.plots):
-            output.print(f"drawn: {file}", markup=False, highlight=False, soft_wrap=True)
+    try:
+        if options.json_file is not None:
+            options.json_file.write_text(json.dumps(report(options, calibration, tried, best, real), indent=1) + "\n")
+        if options.plots is not None:
+            shown = tried if best is None else [best]
+            for file in draw(shown, options.plots):
+                output.print(f"drawn: {file}", markup=False, highlight=False, soft_wrap=True)
+    except OSError as error:
+        raise WhatIfError(f"{error.filename or options.json_file} cannot be written: {error.strerror}") from error
     return not options.is_search or best is not None
 
 

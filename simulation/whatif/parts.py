@@ -6,12 +6,16 @@ import math
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from simulation.loads import TRACE_BLOCK_TOKENS, Arrival, LoadError
 from simulation.step_runner import VOCAB_SIZE
+
+MAX_PAUSE_S = 86_400.0
+"""For so long nothing may leave: an idle hour takes seconds, and times of the wall clock are decades behind 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +43,26 @@ class Part:
         return 0.0 <= at_s - self.start_s < self.seconds
 
     def of(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
-        """Those of some arrivals, in the order of their times; the first second of the part is their 0."""
+        """Those of some arrivals, in the order of their times; the first second of the part is their 0.
+
+        Raises:
+            LoadError: For longer than ``MAX_PAUSE_S`` nothing leaves.
+        """
         found = [
             replace(arrival, at_s=(arrival.at_s - self.start_s) / self.speed)
             for arrival in arrivals
             if self.has(arrival.at_s)
         ]
-        return sorted(found, key=lambda arrival: arrival.at_s)
+        found.sort(key=lambda arrival: arrival.at_s)
+        times = [0.0, *(arrival.at_s for arrival in found)]
+        for before_s, after_s in pairwise(times):
+            if after_s - before_s > MAX_PAUSE_S:
+                before, after = (self.start_s + at_s * self.speed for at_s in (before_s, after_s))
+                raise LoadError(
+                    f"no request leaves from second {before:.15g} to second {after:.15g}, which is longer than the "
+                    f"{MAX_PAUSE_S:,.0f} s that can be simulated: take a part without it, by --start-s and --seconds"
+                )
+        return found
 
 
 def tokens_named(name: str, num_tokens: int) -> npt.NDArray[np.int64]:

@@ -16,22 +16,23 @@ PANELS = (
 
 
 class PlotsUnavailableError(RuntimeError):
-    """matplotlib is not installed."""
-
-    def __init__(self) -> None:
-        super().__init__("--plots needs matplotlib: pip install 'baton-serve[plots]'")
+    """matplotlib is not installed, or the pictures have no place."""
 
 
-def check_plots() -> None:
-    """Raise where no picture could be drawn: before the work, not behind it.
+def check_plots(folder: Path) -> None:
+    """Make the folder of the pictures; raise where none could be drawn: before the work, not behind it.
 
     Raises:
-        PlotsUnavailableError: matplotlib is not installed.
+        PlotsUnavailableError: matplotlib is not installed, or there can be no such folder.
     """
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise PlotsUnavailableError from error
+        raise PlotsUnavailableError("--plots needs matplotlib: pip install 'baton-serve[plots]'") from error
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlotsUnavailableError(f"--plots {folder}: there can be no such folder: {error.strerror}") from error
 
 
 def draw(verdicts: Sequence[Verdict], folder: Path) -> list[Path]:

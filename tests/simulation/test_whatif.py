@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -84,10 +85,12 @@ def test_a_part_of_a_trace_begins_at_zero_and_runs_as_fast_as_asked(tmp_path: Pa
     assert {len(arrival.prompt) for arrival in part} == {16}
 
 
-def test_both_forms_of_lines_may_stand_in_a_file(tmp_path: Path) -> None:
-    recorded = {"timestamp": 500, "input_length": 600, "output_length": 7, "hash_ids": [1, 2]}
+def mooncake_row(**fields: object) -> dict[str, object]:
+    return {"timestamp": 500, "input_length": 600, "output_length": 7, "hash_ids": [1, 2], **fields}
 
-    later, earlier = TraceSource(file=rows_file(tmp_path, recorded, plain_row(0.1, 64))).load()[::-1]
+
+def test_both_forms_of_lines_may_stand_in_a_file(tmp_path: Path) -> None:
+    later, earlier = TraceSource(file=rows_file(tmp_path, mooncake_row(), plain_row(0.1, 64))).load()[::-1]
 
     assert (earlier.at_s, later.at_s, len(later.prompt)) == (0.1, 0.5, 600)
 
@@ -106,12 +109,50 @@ def test_both_forms_of_lines_may_stand_in_a_file(tmp_path: Path) -> None:
         ({**plain_row(0, 5), "output_tokens": 0}, "line 2: output_tokens: input .* equal to 1, got 0"),
         ([1], r"line 2 is '\[1\]', no JSON object of a trace such as {\"t\": "),
         ({"timestamp": 5}, "line 2: hash_ids is missing"),
-        ({"timestamp": 5, "input_length": 1, "output_length": 1, "hash_ids": 1}, "trace: hash_ids must be a list"),
+        (mooncake_row(hash_ids=1), "trace: hash_ids must be a list"),
+        (mooncake_row(hash_ids=[1, [2]]), "hash_ids must be a list of whole numbers"),
+        (mooncake_row(hash_ids=[]), "hash_ids has 0, one for each 512 tokens of the prompt, but input_length is 600"),
+        (mooncake_row(input_length=6000), "hash_ids has 2, .* but input_length is 6000"),
+        (mooncake_row(input_length=-600), "input_length must be a whole number of tokens, got -600"),
+        (mooncake_row(output_length=-1), "output_length must be a whole number of tokens, got -1"),
+        (mooncake_row(output_length=True), "output_length must be a whole number of tokens, got True"),
+        (mooncake_row(timestamp=-1500), "timestamp must be 0 or more milliseconds, got -1500"),
+        (mooncake_row(timestamp=math.nan), "timestamp must be 0 or more milliseconds, got nan"),
+        (mooncake_row(timestamp=True), "timestamp must be a number"),
     ],
 )
 def test_a_line_that_is_no_request_is_named(row: object, text: str, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=text):
         TraceSource(file=rows_file(tmp_path, plain_row(0, 5), row)).load()
+
+
+def test_ids_of_a_trace_may_be_whole_hashes(tmp_path: Path) -> None:
+    hashes = [2**63 + 11, -5]
+    file = rows_file(tmp_path, mooncake_row(hash_ids=hashes), mooncake_row(hash_ids=[hashes[0], 7]))
+
+    first, second = (arrival.prompt.tolist() for arrival in TraceSource(file=file).load())
+
+    assert first[:512] == second[:512]
+    assert first[512] != second[512]
+
+
+@pytest.mark.parametrize(
+    ("times", "text"),
+    [
+        ((1.7e9, 1.7e9 + 3.0), "from second 0 to second 1700000000, .* by --start-s and --seconds"),
+        ((5.0, 1e300), "from second 5 to second 1e"),
+    ],
+)
+def test_times_with_days_between_them_are_refused_with_the_way_out(
+    times: tuple[float, ...], text: str, tmp_path: Path
+) -> None:
+    """As those of the wall clock are: an idle hour takes seconds, so that these would take for ever."""
+    file = rows_file(tmp_path, *(plain_row(at_s, 64) for at_s in times))
+
+    with pytest.raises(LoadError, match=text):
+        TraceSource(file=file).load()
+    part = TraceSource(file=file, start_s=times[0], seconds=10.0).load()
+    assert part[0].at_s == 0.0
 
 
 @pytest.mark.parametrize("text", ["# Baton", "[" * 100_000])
