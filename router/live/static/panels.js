@@ -16,6 +16,7 @@ const REASONS = {
   split: "two workers share the prompt",
 };
 let lastEntry = -1;
+let shownRequests = "";
 
 export function showFigures(state) {
   const { totals, routers } = state;
@@ -102,21 +103,29 @@ export async function showRecent(onOpen) {
   try {
     requests = await (await call("v1/requests?limit=6")).json();
   } catch {
+    shownRequests = "";
     byId("recent").replaceChildren();
     return;
   }
   const rows = requests.data ?? requests.requests ?? requests;
   if (!Array.isArray(rows) || !rows.length) return;
+  const told = JSON.stringify(rows.map(({ id, state, prefill, decode, reason }) => [id, state, prefill, decode, reason]));
+  if (told === shownRequests) return;
+  shownRequests = told;
+  const focused = byId("recent").contains(document.activeElement) ? document.activeElement.dataset.request : undefined;
+  let toFocus;
   byId("recent").replaceChildren(
     make(
       "ul",
       { name: "recent" },
       ...rows.map((row) => {
         const way = [...new Set([row.prefill, row.decode].filter(Boolean))].join(" → ");
-        const open = make("button", { type: "button", name: "link", text: way || row.state, title: `Where the time of ${row.id} went` });
+        const open = make("button", { type: "button", name: "link", "data-request": row.id, text: way || row.state, title: `Where the time of ${row.id} went` });
         open.addEventListener("click", () => onOpen(row.id));
+        if (row.id === focused) toFocus = open;
         return make("li", {}, open, make("span", { text: (row.reason ?? "").replaceAll("_", " ") }));
       }),
     ),
   );
+  toFocus?.focus({ preventScroll: true }); // whoever is there with the keyboard stays there
 }

@@ -4,6 +4,7 @@ import { byId, make } from "./dom.js";
 import { call, events } from "./api.js";
 import { showWaterfall } from "./waterfall.js";
 
+const WAITING = "…";
 const turns = [];
 let running = null;
 
@@ -37,21 +38,23 @@ async function send(onDone) {
   setRunning(true);
   byId("message").value = "";
   byId("waterfall").replaceChildren();
-  turns.push({ role: "user", content: text });
+  const turn = { role: "user", content: text };
+  turns.push(turn);
   show("user", text);
-  const bubble = show("assistant", "…");
+  const bubble = show("assistant", WAITING);
   try {
     const { requestId, answer } = await stream(running.signal, bubble);
     turns.push({ role: "assistant", content: answer });
     await showWaterfall(requestId);
   } catch (error) {
-    if (error.name === "AbortError") {
-      const said = bubble.textContent;
-      turns.push({ role: "assistant", content: said });
+    if (turns.at(-1) !== turn) return; // the conversation was cleared
+    const wasStopped = error.name === "AbortError";
+    if (wasStopped && bubble.textContent !== WAITING) {
+      turns.push({ role: "assistant", content: bubble.textContent });
     } else {
       turns.pop();
       bubble.className = "turn error";
-      bubble.textContent = error.message;
+      bubble.textContent = wasStopped ? "stopped" : error.message;
     }
   } finally {
     running = null;

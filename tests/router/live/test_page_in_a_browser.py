@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
-from playwright.async_api import expect
+from playwright.async_api import Page, Route, expect
 
 from kv_transfer.fault_options import FaultOptions
 from router.security import SecuritySettings, hash_key, new_key
-from tests.support.router.browser import browsing
+from tests.support.router.browser import TIMEOUT_MS, browsing
 from tests.support.router.live_app import live_app
 from tests.support.router.router_rig import FAST, router_rig
 
@@ -118,3 +119,43 @@ async def test_one_of_the_last_requests_is_opened(model_dir: Path) -> None:
             await page.locator("#recent li button").first.click()
             await expect(page.locator("#waterfall .trouble")).to_have_text(refused.json()["error"]["message"])
             assert opened.complaints == []
+
+
+async def test_what_was_cleared_or_stopped_is_not_part_of_the_conversation(model_dir: Path) -> None:
+    asked: list[list[dict[str, str]]] = []
+
+    async def never(route: Route) -> None:
+        asked.append(json.loads(route.request.post_data or "")["messages"])
+
+    async def says(page: Page, text: str) -> None:
+        await page.fill("#message", text)
+        await page.press("#message", "Enter")
+
+    async with router_rig(model_dir) as rig, live_app(rig.app) as url, browsing(url) as opened:
+        page = opened.page
+        await page.route("**/v1/chat/completions", never)
+        await says(page, "one")
+        await expect(page.locator("#stop")).to_be_enabled()
+        await page.click("#clear")
+        await expect(page.locator("#send")).to_be_enabled()
+        await says(page, "two")
+        await page.click("#stop")
+        await expect(page.locator(".turn.error")).to_have_text("stopped")
+        await page.unroute("**/v1/chat/completions", never)
+        async with page.expect_request("**/v1/chat/completions") as waiting:
+            await says(page, "three")
+        asked.append(json.loads((await waiting.value).post_data or "")["messages"])
+
+    assert asked == [[{"role": "user", "content": text}] for text in ("one", "two", "three")]
+
+
+async def test_the_keyboard_stays_at_a_request_while_others_come(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig, live_app(rig.app) as url:
+        first = (await rig.complete([7] * 9, max_tokens=3)).headers["x-request-id"]
+        async with browsing(url) as opened:
+            page = opened.page
+            button = page.locator(f'#recent button[title$="{first} went"]')
+            await button.focus()
+            await rig.complete([8] * 9, max_tokens=3)
+            await expect(page.locator("#recent li")).to_have_count(2, timeout=TIMEOUT_MS)
+            await expect(button).to_be_focused()
