@@ -11,6 +11,7 @@ from router.telemetry.span_names import SERVER
 from router.telemetry.tracer import AttributeValue, OpenSpan, ProcessTracer
 from router.trace.origin import Origin
 from router.trace.request_trace import Part, RequestTrace
+from router.trace.told import OTHER_CHOICES, worst_state
 
 PROVIDER: Final = "baton"
 COMPLETIONS: Final = "/v1/completions"
@@ -55,8 +56,8 @@ class RequestSpans:
     def end(self, trace: RequestTrace) -> None:
         """The request ended: tell the rest of its trace."""
         assert trace.ended_s is not None
-        error = _error(trace)
-        self.end_call(trace.ended_s, error=error)
+        self.end_call(trace.ended_s, error=_error(trace))
+        ended_s = _ended_s(trace)
         for part in trace.parts_in_order():
             if trace.is_at_router(part) and part.end_s is not None:
                 self._server.add(
@@ -65,13 +66,17 @@ class RequestSpans:
                     end_ns=self._unix_ns(part.end_s),
                     attributes=_named("baton", part.attributes),
                 )
+        if ended_s > trace.ended_s:
+            start_ns, end_ns = self._unix_ns(trace.ended_s), self._unix_ns(ended_s)
+            self._server.add(OTHER_CHOICES, start_ns=start_ns, end_ns=end_ns)
         for choice in trace.choices:
             told = {"prefill": choice.chosen.prefill, "decode": choice.chosen.decode, "reason": choice.reason}
             self._server.event("choice", at_ns=self._unix_ns(choice.at_s), attributes=_named("baton", told))
         if trace.first_token_s is not None:
             self._server.event("first_token", at_ns=self._unix_ns(trace.first_token_s))
         self._server.note(_outcome(trace))
-        self._server.end(self._unix_ns(trace.ended_s), error=error)
+        error = next((error for choice in trace.all_choices if (error := _error(choice))), "")
+        self._server.end(self._unix_ns(ended_s), error=error)
 
 
 def begin_spans(
@@ -112,25 +117,29 @@ def _request(origin: Origin, sampling: SamplingParams | None, model: str) -> dic
 
 
 def _outcome(trace: RequestTrace) -> dict[str, AttributeValue]:
-    """What came of it, likewise. Latencies are in seconds."""
+    """What came of it, likewise, of all its choices together. Latencies are in seconds, and those within the model of
+    the first choice."""
     assert trace.ended_s is not None
+    num_prompt_tokens = sum(choice.num_prompt_tokens for choice in trace.all_choices)
+    num_output_tokens = sum(choice.num_output_tokens for choice in trace.all_choices)
+    state, reasons = worst_state(trace), [choice.finish_reason for choice in trace.all_choices]
     told: dict[str, AttributeValue] = {
         "gen_ai.response.id": trace.origin.answer_id,
         "gen_ai.response.model": trace.model,
-        "gen_ai.usage.input_tokens": trace.num_prompt_tokens,
-        "gen_ai.usage.output_tokens": trace.num_output_tokens,
+        "gen_ai.usage.input_tokens": num_prompt_tokens,
+        "gen_ai.usage.output_tokens": num_output_tokens,
         "gen_ai.usage.cache_read.input_tokens": trace.num_cached_tokens or 0,
-        "gen_ai.usage.prompt_tokens": trace.num_prompt_tokens,
-        "gen_ai.usage.completion_tokens": trace.num_output_tokens,
+        "gen_ai.usage.prompt_tokens": num_prompt_tokens,
+        "gen_ai.usage.completion_tokens": num_output_tokens,
         "gen_ai.usage.num_sequences": trace.origin.num_choices,
-        "gen_ai.latency.e2e": trace.total_s,
-        "baton.state": trace.state,
+        "gen_ai.latency.e2e": _ended_s(trace) - trace.origin.received_s,
+        "baton.state": state,
     }
-    if trace.finish_reason:
-        told["gen_ai.response.finish_reasons"] = [trace.finish_reason]
-    if trace.state == "failed":
-        told["error.type"] = trace.finish_reason or "error"
-    if trace.state == "refused":
+    if any(reasons):
+        told["gen_ai.response.finish_reasons"] = reasons
+    if state == "failed":
+        told["error.type"] = "error"
+    if state == "refused":
         refusal = trace.parts[0].attributes
         told["error.type"], told["http.response.status_code"] = refusal["code"] or "error", refusal["status"]
     if trace.first_token_s is not None:
@@ -151,6 +160,11 @@ def _error(trace: RequestTrace) -> str:
     if trace.state == "refused":
         return str(last["reason"]) if last["status"] >= FIRST_SERVER_ERROR else ""
     return str(last.get("error", trace.state)) if trace.state == "failed" else ""
+
+
+def _ended_s(trace: RequestTrace) -> float:
+    """When the last choice ended."""
+    return max(choice.ended_s for choice in trace.all_choices if choice.ended_s is not None)
 
 
 def _seconds(parts: Iterable[Part]) -> float:

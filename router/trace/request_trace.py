@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -58,7 +58,7 @@ class Spans(Protocol):
         """The worker is done with it, or lost."""
 
     def end(self, trace: RequestTrace) -> None:
-        """The request ended."""
+        """The request ended, with all its choices."""
 
 
 class RequestTrace:
@@ -74,6 +74,7 @@ class RequestTrace:
         "_current",
         "_hands_over",
         "_is_awaited",
+        "_is_told",
         "_is_unread",
         "_router",
         "_timings",
@@ -116,7 +117,7 @@ class RequestTrace:
         ready = Part(name="tokenize", start_s=origin.received_s, end_s=now_s, where=self._router)
         self.parts = [ready, Part(name=waits_in, start_s=now_s, where=self._router)]
         self._current = 1
-        self._is_awaited = self._hands_over = self._is_unread = False
+        self._is_awaited = self._hands_over = self._is_unread = self._is_told = False
         self._timings: RequestTimings | None = None
         self.spans: Spans | None = None
         self.choices: list[Choice] = []
@@ -315,8 +316,7 @@ class RequestTrace:
             self.ended_s = self.parts[self._current].end_s = self._clock()
             self.state = state
             self.finish_reason = finish_reason or self.finish_reason
-            if self.spans is not None and not (self._is_unread and state == "finished"):
-                self.spans.end(self)
+            self.first._end_spans()
 
     def await_reader(self) -> None:
         """Why the answer ended shows only once its text was read, which says so by ``read``: it may call tools."""
@@ -324,10 +324,16 @@ class RequestTrace:
 
     def read(self, finish_reason: str = "") -> None:
         """The answer was read to its end, and told its caller this reason; empty: it was given up, or failed."""
-        was_unread, self._is_unread = self._is_unread, False
+        self._is_unread = False
         if finish_reason and self.state in ("running", "finished"):
             self.finish_reason = finish_reason
-        if was_unread and self.state == "finished" and self.spans is not None:
+        self.first._end_spans()
+
+    def _end_spans(self) -> None:
+        """Tell a collector, once, when there is nothing more to tell of any choice."""
+        is_unread = any(trace._is_unread and trace.state == "finished" for trace in self.all_choices)
+        if self.spans is not None and self.is_over and not is_unread and not self._is_told:
+            self._is_told = True
             self.spans.end(self)
 
     def unix_ns(self, at_s: float) -> int:
@@ -353,7 +359,12 @@ class RequestTrace:
     @property
     def is_over(self) -> bool:
         """True when no choice of the body goes on."""
-        return all(trace.ended_s is not None for trace in (self, *self.others))
+        return all(trace.ended_s is not None for trace in self.all_choices)
+
+    @property
+    def all_choices(self) -> Sequence[RequestTrace]:
+        """Of the trace of a body's first choice: all that are traced, this one the first."""
+        return (self, *self.others)
 
     @property
     def total_s(self) -> float:

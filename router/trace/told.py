@@ -60,13 +60,17 @@ def summary(trace: RequestTrace) -> dict[str, Any]:
 
 def _of_all(trace: RequestTrace) -> dict[str, Any]:
     """What is told of all choices together; a prompt counts once."""
-    choices = (trace, *trace.others)
     return {
-        "state": min((choice.state for choice in choices), key=_WORST_FIRST.index),
+        "state": worst_state(trace),
         "total_ms": _ms(_whole_s(trace)),
-        "prompt_tokens": sum(choice.num_prompt_tokens for choice in choices),
-        "completion_tokens": sum(choice.num_output_tokens for choice in choices),
+        "prompt_tokens": sum(choice.num_prompt_tokens for choice in trace.all_choices),
+        "completion_tokens": sum(choice.num_output_tokens for choice in trace.all_choices),
     }
+
+
+def worst_state(trace: RequestTrace) -> str:
+    """The state of all choices together."""
+    return min((choice.state for choice in trace.all_choices), key=_WORST_FIRST.index)
 
 
 def _of_choice(trace: RequestTrace) -> dict[str, Any]:
@@ -87,7 +91,7 @@ def _of_choice(trace: RequestTrace) -> dict[str, Any]:
 
 def _whole_s(trace: RequestTrace) -> float:
     """Until the last choice ended, or until now."""
-    return max(choice.total_s for choice in (trace, *trace.others))
+    return max(choice.total_s for choice in trace.all_choices)
 
 
 def _span(part: Part, started_s: float, ended_s: float) -> dict[str, Any]:

@@ -187,13 +187,21 @@ async def test_refused_request_is_one_span_that_says_why(model_dir: Path) -> Non
     assert tree(collector.spans) == {"caller": ["router llm_request"], "router llm_request": ["router refused"]}
 
 
-async def test_spans_of_several_choices_are_those_of_the_first(model_dir: Path) -> None:
+async def test_spans_of_several_choices_are_those_of_the_first_and_tell_of_all(model_dir: Path) -> None:
     with running_collector() as collector:
         async with live_router(model_dir, tracing=TracingSettings(otlp_endpoint=collector.url)) as live:
-            await ask(live, n=3, temperature=1.0, seed=1)
+            answer = await ask(live, prompt=[PROMPT, [5] * 9], n=2, temperature=1.0, seed=1)
+            path = f"/v1/requests/{answer.headers['x-request-id']}/trace"
+            waterfall = (await live.client.get(path)).json()
 
-    whole = only(collector.spans, "llm_request", "server")
-    assert whole.attributes["gen_ai.request.n"] == 3
+    whole, usage = only(collector.spans, "llm_request", "server"), answer.json()["usage"]
+    told = whole.attributes
+    assert (told["gen_ai.request.n"], told["gen_ai.response.finish_reasons"]) == (4, ["length"] * 4)
+    assert told["gen_ai.usage.input_tokens"] == told["gen_ai.usage.prompt_tokens"] == usage["prompt_tokens"]
+    assert told["gen_ai.usage.output_tokens"] == told["gen_ai.usage.completion_tokens"] == usage["completion_tokens"]
+    assert told["gen_ai.latency.e2e"] == pytest.approx(waterfall["total_ms"] / 1e3, abs=1e-5)
+    inside_ns = sum(span.end_ns - span.start_ns for span in collector.spans if span.parent_id == whole.span_id)
+    assert inside_ns == pytest.approx(whole.end_ns - whole.start_ns, abs=4_000)  # what the wall clock's floats lose
     assert {span.trace_id for span in collector.spans} == {whole.trace_id}
     assert sum(span.kind == "server" for span in collector.spans) == 3
 
