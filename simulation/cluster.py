@@ -20,6 +20,7 @@ from router.placement.machine_code import MACHINE_CODE
 from router.pool.role_view import RoleReplicas
 from router.report.counters import RouterCounters
 from router.report.router_report import LeaningNote
+from router.request.generation import Generation
 from router.request.orchestrator import Orchestrator
 from router.roles import ROLES
 from router.wire.linked_calls import make_links, role_views
@@ -217,29 +218,49 @@ class VirtualCluster:
             sent_s=sent_s, kind=arrival.kind, num_prompt_tokens=len(arrival.prompt), promise=arrival.promise
         )
         await asyncio.sleep(max(sent_s + model.accept_s - loop.time(), 0.0))
-        request = GenerateRequest(
-            request_id=f"request-{number}",
-            prompt_token_ids=arrival.prompt,
-            sampling=SamplingParams(max_tokens=arrival.num_output_tokens, ignore_eos=True, seed=number),
-            arrival_s=loop.time(),
-            promise=arrival.promise.over(self.layout.promise),
-        )
-        token_times = self.fabric.token_times
+        requests = [
+            GenerateRequest(
+                request_id=f"request-{number}/{index}" if index else f"request-{number}",
+                prompt_token_ids=arrival.prompt,
+                sampling=SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=number),
+                arrival_s=loop.time(),
+                promise=arrival.promise.over(self.layout.promise),
+            )
+            for index, num_tokens in enumerate((arrival.num_output_tokens, *arrival.other_outputs))
+        ]
+        router.hear_late_loads()
         try:
-            router.hear_late_loads()
-            generation = router.orchestrator.start(request, timeout_s=self.layout.settings.default_timeout_s)
-            generation.mailbox.joins_deltas = True
+            first, *others = router.orchestrator.start_choices(
+                [requests], timeout_s=self.layout.settings.default_timeout_s
+            )
+        except RouterError as error:
+            outcome.error = str(error)
+            return outcome
+        beside = [asyncio.create_task(self._read(other, replace(outcome, token_times_s=[]))) for other in others]
+        await self._read(first, outcome)
+        for other in await asyncio.gather(*beside) if beside else ():
+            outcome.num_tokens += other.num_tokens
+            outcome.error = outcome.error or other.error
+        num_due = arrival.num_output_tokens + sum(arrival.other_outputs)
+        if outcome.error is None and outcome.num_tokens != num_due:
+            outcome.error = f"{outcome.num_tokens} of {num_due} tokens"
+        return outcome
+
+    async def _read(self, generation: Generation, outcome: Outcome) -> Outcome:
+        """Take note of the tokens of one choice as they come."""
+        loop, message_s = asyncio.get_running_loop(), self.layout.decode.machine.router.message_s
+        generation.mailbox.joins_deltas = True
+        try:
             while deltas := await generation.take():
                 num_tokens = sum(len(delta.token_ids) for delta in deltas)
                 if num_tokens:
                     outcome.num_tokens += num_tokens
-                    times_s = token_times.take(request.request_id, num_tokens=num_tokens, now_s=loop.time())
-                    outcome.token_times_s += [time_s + model.message_s for time_s in times_s]
+                    times_s = self.fabric.token_times.take(
+                        generation.request_id, num_tokens=num_tokens, now_s=loop.time()
+                    )
+                    outcome.token_times_s += [time_s + message_s for time_s in times_s]
         except RouterError as error:
             outcome.error = str(error)
-        else:
-            if outcome.num_tokens != arrival.num_output_tokens:
-                outcome.error = f"{outcome.num_tokens} of {arrival.num_output_tokens} tokens"
         return outcome
 
     async def rest(self) -> None:

@@ -37,7 +37,7 @@ class LoadError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
     """One request: when it leaves its client, in seconds after the start, and what it is. ``promise``: what it asks
-    for; the rest is as the layout has it.
+    for; the rest is as the layout has it. ``other_outputs``: how long further choices of the same prompt are.
     """
 
     at_s: float
@@ -45,6 +45,7 @@ class Arrival:
     num_output_tokens: int
     kind: str = ""
     promise: Promise = NO_PROMISE
+    other_outputs: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

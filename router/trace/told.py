@@ -39,7 +39,8 @@ def told(trace: RequestTrace) -> dict[str, Any]:
 
 def summary(trace: RequestTrace) -> dict[str, Any]:
     """A line of the list of requests. ``prefill`` and ``decode`` are where its first choice was last, ``gaps`` the
-    times between its tokens, in milliseconds, each with how many were about so long.
+    times between its tokens, in milliseconds, each with how many were about so long. ``choices`` has the tokens of the
+    prompt of each, 0 where that is the one of the choice before, and those of its answer.
     """
     prefill = [part.where for part in trace.parts if part.name == "prefill"]
     decode = [part.where for part in trace.parts if part.name == "decode"]
@@ -50,6 +51,7 @@ def summary(trace: RequestTrace) -> dict[str, Any]:
         "ttft_ms": _ttft_ms(trace),
         "gaps": trace.gaps.counts(),
         "endpoint": trace.origin.endpoint,
+        "choices": [[choice.num_prompt_tokens, choice.num_output_tokens] for choice in trace.all_choices],
         "cached_tokens": trace.num_cached_tokens or 0,
         "prefill": prefill[-1] if prefill else None,
         "decode": decode[-1] if decode else None,

@@ -80,7 +80,9 @@ def load_of(question: Question, machine: Machine) -> list[Arrival]:
         LoadError: There are none, or the machine is too small for one of them; says what to do.
     """
     arrivals = question.source.load()
-    longest = max(len(arrival.prompt) + arrival.num_output_tokens for arrival in arrivals)
+    longest = max(
+        len(arrival.prompt) + max(arrival.num_output_tokens, *arrival.other_outputs, 0) for arrival in arrivals
+    )
     room = min(machine.max_model_len, machine.num_blocks * machine.block_size)
     if longest > room:
         raise LoadError(

@@ -19,6 +19,7 @@ from simulation.whatif.parts import Part, tokens_named
 class RecordedRequest:
     """One request that ended well. ``at_s`` is on any clock that all have; ``num_cached_tokens`` of its prompt were not
     computed, since they were cached. ``gaps``: milliseconds between its tokens, each with how many were about so long.
+    ``other_outputs``: the tokens of further choices of its prompt. Further prompts of a body are requests of their own.
     """
 
     at_s: float
@@ -27,6 +28,7 @@ class RecordedRequest:
     num_cached_tokens: int = 0
     ttft_ms: float | None = None
     gaps: Sequence[tuple[float, int]] = ()
+    other_outputs: Sequence[int] = ()
 
     @property
     def outcome(self) -> Outcome | None:
@@ -39,7 +41,7 @@ class RecordedRequest:
             sent_s=self.at_s,
             num_prompt_tokens=self.num_prompt_tokens,
             token_times_s=list(accumulate(gaps_s, initial=first_s)),
-            num_tokens=self.num_output_tokens,
+            num_tokens=self.num_output_tokens + sum(self.other_outputs),
         )
 
 
@@ -95,6 +97,7 @@ class RecordedSource:
                     prompt=TokenIds(tokens.tobytes()),
                     num_output_tokens=max(2, request.num_output_tokens // scale),
                     kind="recorded",
+                    other_outputs=[max(2, num_tokens // scale) for num_tokens in request.other_outputs],
                 )
             )
         return arrivals

@@ -94,6 +94,20 @@ def test_first_token_and_gaps_of_a_request_alone_are_its_steps() -> None:
     assert outcome.gaps_s == pytest.approx([0.011] * 4)
 
 
+@pytest.mark.parametrize("layout", [unified(1, SMALL), apart(1, 1, SMALL)], ids=lambda layout: layout.name)
+def test_choices_of_a_prompt_share_it_and_are_made_side_by_side(layout: Layout) -> None:
+    (alone,) = arrivals((0.0, 100, 5))
+
+    (one,) = simulate(layout, [alone]).outcomes
+    run = simulate(layout, [replace(alone, other_outputs=(9, 3))])
+
+    (outcome,) = run.outcomes
+    assert (outcome.error, outcome.num_tokens, len(outcome.token_times_s)) == (None, 17, 5)
+    assert outcome.ttft_s == pytest.approx(one.ttft_s)
+    side_by_side_s = one.token_times_s[-1] + 12 * (0.01 + 3 * 0.001) + 0.05
+    assert run.virtual_s - run.started_s < side_by_side_s, "the prompt was computed once"
+
+
 def test_a_prompt_is_computed_in_chunks_beside_running_streams() -> None:
     stream, later = arrivals((0.0, 16, 40), (0.1, 256, 2))
 

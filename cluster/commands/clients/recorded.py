@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -27,21 +29,29 @@ def recorded_requests(url: str, *, api_key: str = "") -> list[RecordedRequest]:
     with httpx.Client(base_url=url, headers=bearer(api_key), timeout=TIMEOUT_S, trust_env=False) as client:
         rows = answer_of(client.get("/v1/requests", params={"limit": NUM_ASKED}), "data")["data"]
     try:
-        found = [_recorded(row) for row in rows if row["state"] == "finished" and row["completion_tokens"]]
+        finished = [row for row in rows if row["state"] == "finished" and row["completion_tokens"]]
+        found = [request for row in finished for request in _recorded(row)]
     except (KeyError, TypeError, ValueError) as error:
         raise NotBatonError(f"the requests that {url} lists are not as this version knows them: {error!r}") from error
     return sorted(found, key=lambda request: request.at_s)
 
 
-def _recorded(row: dict[str, Any]) -> RecordedRequest:
-    return RecordedRequest(
-        at_s=float(row["started_unix_s"]),
-        num_prompt_tokens=int(row["prompt_tokens"]),
-        num_output_tokens=int(row["completion_tokens"]),
-        num_cached_tokens=int(row["cached_tokens"]),
-        ttft_ms=None if row.get("ttft_ms") is None else float(row["ttft_ms"]),
-        gaps=[(float(gap_ms), int(count)) for gap_ms, count in row.get("gaps", ())],
-    )
+def _recorded(row: dict[str, Any]) -> Iterator[RecordedRequest]:
+    """A request for each prompt of a body; how the tokens came is told of the first choice of the first one."""
+    at_s = float(row["started_unix_s"])
+    choices = [(int(num_prompt), int(num_output)) for num_prompt, num_output in row["choices"]]
+    firsts = [index for index, (num_prompt, _) in enumerate(choices) if num_prompt]
+    for index, end in pairwise((*firsts, len(choices))):
+        num_prompt, num_output = choices[index]
+        yield RecordedRequest(
+            at_s=at_s,
+            num_prompt_tokens=num_prompt,
+            num_output_tokens=num_output,
+            num_cached_tokens=0 if index else int(row["cached_tokens"]),
+            ttft_ms=None if index or row["ttft_ms"] is None else float(row["ttft_ms"]),
+            gaps=() if index else [(float(gap_ms), int(count)) for gap_ms, count in row["gaps"]],
+            other_outputs=[num_tokens for _, num_tokens in choices[index + 1 : end]],
+        )
 
 
 def reported_workers(url: str, *, api_key: str = "") -> list[ReportedWorker]:

@@ -51,6 +51,22 @@ async def test_requests_of_a_cluster_are_a_load_with_their_lengths_times_and_cac
         assert len(outcome.gaps_s) == sum(count for _, count in row["gaps"]) < row["completion_tokens"]
 
 
+async def test_choices_are_made_of_their_prompts_and_prompts_are_requests_of_their_own(model_dir: Path) -> None:
+    async with live_router(model_dir) as live:
+        asked = await live.client.post(
+            "/v1/completions",
+            json={"prompt": [PROMPT, [9] * 20], "n": 2, "max_tokens": 6, "ignore_eos": True, "seed": 1},
+        )
+        assert asked.status_code == 200
+        found = await asyncio.to_thread(recorded_requests, str(live.client.base_url))
+
+    lengths = [(item.num_prompt_tokens, item.num_output_tokens, item.other_outputs) for item in found]
+    assert lengths == [(70, 6, [6]), (20, 6, [6])]
+    assert [arrival.other_outputs for arrival in RecordedSource(requests=found).load()] == [[6], [6]]
+    [outcome] = RecordedSource(requests=found).outcomes()
+    assert (len(outcome.gaps_s), outcome.num_tokens) == (5, 12)
+
+
 @pytest.mark.parametrize("tokens_per_step", [1, 4])
 async def test_gaps_are_those_of_tokens_however_many_come_together(model_dir: Path, tokens_per_step: int) -> None:
     """A simulation tells each token's, to which these are compared."""
