@@ -24,6 +24,9 @@ WARM_UP_S = 10.0
 MAX_WARM_UP = 200
 """Requests that workers learn from at most."""
 
+MAX_DESCRIBED = 1_000_000
+"""Requests of a described load at most: they are made before the first is simulated."""
+
 WARM_UP_BIT = 1 << 30
 """Set in every token of a warm-up, and in none of a load."""
 
@@ -162,7 +165,7 @@ class DescribedSource:
         """Its requests.
 
         Raises:
-            LoadError: There is no such load, or none of its requests falls into its time.
+            LoadError: There is no such load, or none of its requests falls into its time, or too many.
         """
         rates = dict.fromkeys(("prompt_heavy", "balanced", "decode_heavy"), self.rate)
         spec = LoadSpec(
@@ -172,6 +175,11 @@ class DescribedSource:
             seconds=self.seconds,
             seed=self.seed,
         )
+        if self.rate * self.seconds > MAX_DESCRIBED:
+            raise LoadError(
+                f"a rate of {self.rate:g} requests a second brings {self.rate * self.seconds:.3g} requests in "
+                f"{self.seconds:g} s, of which at most {MAX_DESCRIBED:,} are simulated: take fewer --seconds"
+            )
         arrivals = make_load(spec)
         if not arrivals:
             raise LoadError(f"a rate of {self.rate:g} requests a second brings none in {self.seconds:g} s")

@@ -91,6 +91,10 @@ def test_a_machine_that_no_run_was_compared_for_has_no_error() -> None:
         ((*LOAD, "--layouts", "unified:1", "--json-file", "/"), "--json-file / is a folder: name a file"),
         ((*LOAD, "--layouts", "unified:1", "--plots", "/dev/null/x"), "there can be no such folder: Not a directory"),
         ((*LOAD, "--layouts", "unified:1", "--json-file", "/dev/full"), "/dev/full cannot be written: No space"),
+        (
+            ("--mix", "balanced", "--rate", "1e308", "--seconds", "5", "--layouts", "unified:1"),
+            "a rate of 1e+308 requests a second brings inf requests in 5 s, of which at most 1,000,000 are simulated",
+        ),
         ((*LOAD, "--layouts", "both:1"), "'both:1' is no layout"),
         ((*LOAD, "--layouts", ""), "no layout is named in ''"),
         ((*LOAD, "--layouts", "unified:1", "--calibration", "a"), "known by name are cpu_host, cpu_core"),
