@@ -152,10 +152,10 @@ class LiveFeed:
         return _event("snapshot", f'{{"number":{self._number},"state":{state},"timeline":[{entries}]}}')
 
     def _begin(self) -> None:
-        self._num_watchers += 1
         if self._sampling is None and not self._is_closed:
-            self.look()
+            self.look()  # where it fails, nobody watches
             self._sampling = asyncio.create_task(self._keep_looking())
+        self._num_watchers += 1
 
     def _end(self) -> None:
         self._num_watchers -= 1

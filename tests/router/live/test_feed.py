@@ -6,7 +6,8 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from router.errors import TooManyWatchersError
 from router.live.feed import MAX_WATCHERS, LiveFeed
 from router.live.merge_patch import apply_patch
+from router.live.sampler import Sampler
 from router.live.timeline import MAX_ENTRIES, Happening, Timeline
 from router.security import SecuritySettings, hash_key, new_key
 from tests.support.router.live_app import live_app
@@ -177,6 +179,15 @@ async def test_too_many_watchers_are_refused(model_dir: Path) -> None:
             await stream.aclose()
 
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_watchers")
+
+
+async def test_watchers_whose_first_sample_fails_keep_no_place() -> None:
+    feed = LiveFeed(cast(Sampler, SimpleNamespace(sample=lambda: 1 / 0)))
+    for _ in range(MAX_WATCHERS + 1):
+        with pytest.raises(ZeroDivisionError):
+            await anext(feed.watch())
+
+    assert (feed.num_watchers, feed.is_sampling) == (0, False)
 
 
 async def test_streams_end_with_the_router(model_dir: Path) -> None:
