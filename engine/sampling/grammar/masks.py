@@ -17,6 +17,7 @@ from engine.contract.messages import SamplingParams
 from engine.contract.step import BoolArray, IntArray
 from engine.device.cores import run_anywhere
 from engine.sampling.grammar.compiler import REMEDY, GrammarStore, told_error
+from engine.sampling.grammar.cost import FREE_S_PER_TOKEN, TOO_LONG, CostClocks, RowCost
 from engine.sampling.token_history import TokenHistory
 
 MAX_NUM_THREADS: Final = 8
@@ -64,6 +65,7 @@ class _Row:
     ending_token_ids: tuple[int, ...]
     avoided_token_ids: tuple[int, ...]
     allowed_token_ids: npt.NDArray[np.int64] | None
+    cost: RowCost = field(default_factory=RowCost)
     num_consumed: int = 0
     failure: str = ""
 
@@ -84,10 +86,14 @@ class GrammarMasks:
 
     Draft tokens are followed as far as they fit, and taken back: what is known of a row are its tokens before the first
     position that it samples. Masks are filled in another thread from ``begin`` on, while the model computes.
+
+    Masks that are filled side by side are measured together; where that took long, one by one the next time.
     """
 
-    def __init__(self, store: GrammarStore) -> None:
+    def __init__(self, store: GrammarStore, clocks: CostClocks | None = None) -> None:
         self._store = store
+        self._clocks = clocks or CostClocks()
+        self._measures_each = False
         self._rows: dict[int, _Row] = {}
         self._parallel: LLExecutor | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -146,7 +152,7 @@ class GrammarMasks:
     def _fill(self, job: _Job, history: TokenHistory) -> None:
         """Fill all masks: those of rows that stand once in the batch side by side, the others one by one."""
         rows, positions = job.rows.tolist(), job.positions.tolist()
-        single: list[tuple[LLMatcher, int]] = []
+        single: list[int] = []
         places: list[int] = []
         place = 0
         while place < len(rows):
@@ -155,18 +161,20 @@ class GrammarMasks:
                 end += 1
             row = self._rows[number]
             first = int(history.num_prompt_tokens[number])
-            _advance(row, history.token_ids[number, first : positions[place]])
+            begun_s = self._clocks.cpu_s()
+            num_new = _advance(row, history.token_ids[number, first : positions[place]])
             if row.failure:
                 job.failures.append(RowFailure(number, row.failure))
             elif end - place == 1:
-                single.append((row.matcher, place))
+                single.append(place)
                 places.append(place)
+                self._charge(job, number, begun_s, num_tokens=num_new)
             else:
                 drafts = history.token_ids[number, positions[place] : positions[end - 1]].tolist()
                 places += self._fill_drafts(row, job.words, place, drafts)
+                self._charge(job, number, begun_s, num_tokens=num_new + end - place)
             place = end
-        if single:
-            self._fill_all(single, job.words)
+        self._fill_single(job, single)
         endings = self._may_end(job.words[places]).tolist()
         for place, may_end in zip(places, endings, strict=True):
             row = self._rows[rows[place]]
@@ -174,13 +182,31 @@ class GrammarMasks:
                 is_known = not place or rows[place] != rows[place - 1]
                 self._complete(job, place, row, may_end=may_end, is_known=is_known)
 
-    def _fill_all(self, single: list[tuple[LLMatcher, int]], words: IntArray) -> None:
-        if len(single) == 1:
-            _fill_one(single[0][0], words, single[0][1])
-            return
+    def _fill_single(self, job: _Job, places: list[int]) -> None:
+        """Fill these masks; those of rows that may be costly one by one, so that each is charged its own."""
+        row_of = {place: self._rows[int(job.rows[place])] for place in places}
+        is_each_measured = self._measures_each or len(places) == 1
+        joint = [] if is_each_measured else [place for place in places if not row_of[place].cost.is_suspect]
+        self._measures_each = bool(joint) and self._fill_jointly([(row_of[at].matcher, at) for at in joint], job.words)
+        for place in [place for place in places if place not in joint]:
+            begun_s = self._clocks.cpu_s()
+            _fill_one(row_of[place].matcher, job.words, place)
+            self._charge(job, int(job.rows[place]), begun_s, num_tokens=1)
+
+    def _fill_jointly(self, matchers: list[tuple[LLMatcher, int]], words: IntArray) -> bool:
+        """Fill masks side by side; True where that took so long that some row may be costly."""
         if self._parallel is None:
             self._parallel = LLExecutor(max(1, min((os.cpu_count() or 1) // 2, MAX_NUM_THREADS)))
-        self._parallel.unsafe_compute_mask_ptr(single, words.ctypes.data, words.shape[1] * 4, len(words))
+        begun_s = self._clocks.wall_s()
+        self._parallel.unsafe_compute_mask_ptr(matchers, words.ctypes.data, words.shape[1] * 4, len(words))
+        return self._clocks.wall_s() - begun_s > FREE_S_PER_TOKEN
+
+    def _charge(self, job: _Job, number: int, begun_s: float, *, num_tokens: int) -> None:
+        """Count what was done for a row since ``begun_s``; where it is too much, its request ends."""
+        row = self._rows[number]
+        if not row.cost.charge(self._clocks.cpu_s() - begun_s, num_tokens=num_tokens) and not row.failure:
+            row.failure = _cost(f"after {row.num_consumed} tokens {TOO_LONG}")
+            job.failures.append(RowFailure(number, row.failure))
 
     @staticmethod
     def _fill_drafts(row: _Row, words: IntArray, place: int, drafts: list[int]) -> list[int]:
@@ -238,10 +264,10 @@ def _cost(told: str) -> str:
     return f"following the grammar failed ({told}): {REMEDY}"
 
 
-def _advance(row: _Row, tokens: IntArray) -> None:
-    """Bring a row's matcher to the end of its output."""
+def _advance(row: _Row, tokens: IntArray) -> int:
+    """Bring a row's matcher to the end of its output; how many tokens that were."""
     if row.failure:
-        return
+        return 0
     if tokens.size < row.num_consumed:
         row.matcher.reset()
         row.num_consumed = 0
@@ -250,6 +276,7 @@ def _advance(row: _Row, tokens: IntArray) -> None:
     if new and not row.matcher.consume_tokens(new):
         told = told_error(row.matcher)
         row.failure = f"the output does not fit the grammar: {told}" if _MISFIT in told else _cost(told)
+    return len(new)
 
 
 def _fill_one(matcher: LLMatcher, words: IntArray, place: int) -> None:
