@@ -109,11 +109,13 @@ class ChildProcess:
         return ChildEngine(self, spec)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process; one that stops it has stopped all its threads on return."""
+        """Send a signal to the process; one that stops or ends it has done so with all its threads on return."""
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
         if number is signal.SIGSTOP:
             os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+        elif number is signal.SIGKILL:
+            os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
 
     def go_on(self) -> None:
         """Let it run, should a test that failed have left it stopped."""
