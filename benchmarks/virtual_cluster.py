@@ -16,8 +16,9 @@ of all that was tried, and ``speed/...``: simulated seconds in a second.
 
 ``--elastic`` compares instead: ``regret/goodput/<place>`` is the goodput of as many workers with elastic roles, whose
 requests are promised both limits, over that of the best fixed layout of the very same requests; the place without a
-seed has the sums of all seeds. Workers with elastic roles learn what steps take from ``--warm-up`` seconds of other
-requests; with fixed ones nothing is learnt. ``--load`` replaces the share of capacity that cells name.
+seed has the sums of all seeds. With ``--routers 3`` so many place the requests of elastic roles. Workers with elastic
+roles learn what steps take from ``--warm-up`` seconds of other requests; with fixed ones nothing is learnt. ``--load``
+replaces the share of capacity that cells name.
 ``matrix_host.json`` is a host of two cores as the workers of ``benchmarks.disagg --matrix`` fitted it: one with both
 cores, and two with one each.
 """
@@ -94,13 +95,16 @@ def cell_result(
 
 
 def elastic_result(
-    name: str, num_workers: int, machine: Machine, loads: Sequence[Sequence[Arrival]], promise: Promise, warm_up: Load
+    name: str, layout: Layout, machine: Machine, loads: Sequence[Sequence[Arrival]], promise: Promise, warm_up: Load
 ) -> list[Row]:
-    """Elastic roles beside the best fixed layout of each load; and of all of them."""
+    """Elastic roles beside the best fixed layout of each load, with one router; and of all of them."""
     rows: list[Row] = []
-    layout, sums = elastic(num_workers, machine, promise), {"elastic": 0.0, "best": 0.0}
+    num_workers, sums = layout.num_workers, {"elastic": 0.0, "best": 0.0}
+    size = (
+        f"workers={num_workers}" if layout.num_routers == 1 else f"workers={num_workers}/routers={layout.num_routers}"
+    )
     for seed, arrivals in enumerate(loads, start=1):
-        place = f"workers={num_workers}/{name}/seed={seed}"
+        place = f"{size}/{name}/seed={seed}"
         print(f"{place}: {len(arrivals)} requests", flush=True)
         run = simulate(layout, arrivals, warm_up=warm_up)
         own = figures(run.outcomes, promise, busy_s=run.busy_s)
@@ -118,7 +122,7 @@ def elastic_result(
             "best_itl_p99_ms": best.figures.itl_p99_ms,
         }
         rows.append(regret_row(place, own.goodput, best.figures.goodput, detail))
-    rows.append(regret_row(f"workers={num_workers}/{name}", sums["elastic"], sums["best"], {}))
+    rows.append(regret_row(f"{size}/{name}", sums["elastic"], sums["best"], {}))
     return rows
 
 
@@ -186,6 +190,7 @@ def main() -> None:
     parser.add_argument("--elastic", action="store_true", help="compare elastic roles with the best fixed layout")
     parser.add_argument("--seeds", type=count, default=1, help="draws of each cell, with --elastic")
     parser.add_argument("--load", type=positive, help="share of capacity, instead of that of the cells")
+    parser.add_argument("--routers", type=count, default=1, help="that place the requests, with --elastic")
     parser.add_argument("--warm-up", type=at_least(0), default=10, help="seconds, with --elastic")
     parser.add_argument("--trace", type=Path, help="serve this recorded load, and no cells")
     parser.add_argument("--trace-requests", type=count, default=2000, help="of the recorded load")
@@ -198,6 +203,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.seeds > 1 and not args.elastic:
         parser.error("--seeds is of --elastic: the best fixed layout is searched for one load")
+    if args.routers > 1 and not args.elastic:
+        parser.error("--routers is of --elastic: the search for the best fixed layout knows one router")
     if args.elastic and args.trace:
         parser.error("--elastic is of cells, not of --trace")
     promise = Promise(ttft_ms=args.ttft_limit_ms, itl_ms=args.itl_limit_ms)
@@ -215,7 +222,8 @@ def main() -> None:
             if args.elastic:
                 warm_up = warm_up_load(args, capacity, num_workers)
                 name = f"{cell.name}/load={args.load:g}" if args.load else cell.name
-                rows.extend(elastic_result(name, num_workers, args.machine, loads, promise, warm_up))
+                layout = replace(elastic(num_workers, args.machine, promise), num_routers=args.routers)
+                rows.extend(elastic_result(name, layout, args.machine, loads, promise, warm_up))
             else:
                 rows.extend(cell_result(cell.name, num_workers, args.machine, loads[0], promise))
     kept = kept_rows(args.json) if args.merge else []

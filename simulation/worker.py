@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from engine.contract.config import CacheConfig
 from engine.contract.errors import RequestRefusedError
 from engine.contract.messages import CacheChanges, CacheReset, GenerateRequest, LoadReport, StepMessage
 from engine.contract.role import Role
+from engine.frontend.arrivals import Arrivals, SelfReport, changes_queues, tell_news
 from engine.frontend.client_stream import MESSAGE_GAP_S, ClientStream
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.feeds import LOAD_PERIOD_S, CacheFeed, LoadFeed
@@ -82,9 +82,9 @@ class VirtualWorker:
         self.is_gone = self._was_killed = False
         self._load_feed = LoadFeed(self.core, clock=self._loop.time)
         self._load = self._load_feed.now()
-        self._told: tuple[LoadReport, tuple[bool, str], LoadReport] | None = None
         self._streams: dict[str, ClientStream] = {}
         self._requests_of: dict[str, set[str]] = {}
+        self._arrivals, self._report = Arrivals(), SelfReport()
         self._commands: list[Callable[[], None]] = []
         self._next_turn: asyncio.Handle | None = None
         self._end: asyncio.TimerHandle | None = None
@@ -98,13 +98,9 @@ class VirtualWorker:
     @property
     def load(self) -> LoadReport:
         """What the worker says of itself."""
-        stands = (self._is_draining, self.leaning)
-        if self._told is None or self._told[0] is not self._load or self._told[1] != stands:
-            load = replace(
-                self._load, is_draining=self._is_draining, leaning=self.leaning, num_peers=self.transfers.num_peers
-            )
-            self._told = (self._load, stands, load)
-        return self._told[2]
+        return self._report.of(
+            self._load, num_peers=self.transfers.num_peers, leaning=self.leaning, is_draining=self._is_draining
+        )
 
     def lean(self, role: Role) -> str:
         """Prefer a role's work from now on; the role that it preferred before."""
@@ -142,10 +138,22 @@ class VirtualWorker:
         answers: list[RequestRefusedError | None] = []
 
         def add() -> None:
+            self._arrivals.added(requests, self._load)
             answers.extend(self._try_add(request) for request in requests)
 
-        await self._between_steps(add)
+        new = [request for request in requests if request.kv_stream is None]
+        self._arrivals.come(new, self._load)
+        if new:
+            tell_news(self._streams, but={request.client_id for request in new})
+        try:
+            await self._between_steps(add)
+        finally:
+            added = [request for request, answer in zip(requests, answers, strict=False) if answer is None]
+            self._arrivals.gone([request for request in new if request not in added])
         return answers
+
+    def _load_for(self, client_id: str) -> LoadReport:
+        return self._arrivals.told_to(client_id, self._load, told=self.load)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests in any state; unknown ids are ignored.
@@ -174,11 +182,12 @@ class VirtualWorker:
         cache = CacheFeed() if mirrors_cache else None
         stream = self._streams[client_id] = ClientStream(cache=cache, min_gap_s=MESSAGE_GAP_S)
         try:
-            yield StepMessage(deltas=(), load=self.load, cache=self._take_cache(cache))
+            yield StepMessage(deltas=(), load=self._load_for(client_id), cache=self._take_cache(cache))
             while not stream.is_closed:
                 deltas = await stream.take(timeout_s=self.spec.report_period_s)
                 self.check()
-                yield StepMessage(deltas=tuple(deltas), load=self.load, cache=self._take_cache(cache))
+                load = self._load_for(client_id)
+                yield StepMessage(deltas=tuple(deltas), load=load, cache=self._take_cache(cache))
         finally:
             if self._streams.get(client_id) is stream:
                 del self._streams[client_id]
@@ -346,14 +355,17 @@ class VirtualWorker:
         self._take_turn()
 
     def _tell(self, result: StepResult, load: LoadReport, changes: CacheChanges | None) -> None:
-        self._load = load
+        has_news, self._load = changes_queues(self._load, load), load
         if load.is_empty:
             self._emptied.set()
         if changes is not None:
             for stream in self._streams.values():
                 if stream.cache is not None:
                     stream.cache.put(changes)
-        for client_id, deltas in result.deltas_by_client().items():
+        by_client = result.deltas_by_client()
+        if has_news:
+            tell_news(self._streams, but=by_client)
+        for client_id, deltas in by_client.items():
             for delta in deltas:
                 if delta.finish_reason is not None:
                     self._requests_of.get(client_id, set()).discard(delta.request_id)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 
-from engine.contract.errors import ConnectorDeadError, EngineDeadError, RequestRefusedError
+from engine.contract.errors import ConnectorDeadError, RequestRefusedError
 from engine.contract.messages import (
     CacheChanges,
     CacheReset,
@@ -19,6 +19,7 @@ from engine.contract.messages import (
 )
 from engine.contract.role import Role
 from engine.contract.tracing.request_timings import RequestTimings
+from engine.frontend.arrivals import Arrivals, SelfReport, changes_queues, tell_news
 from engine.frontend.client_stream import MESSAGE_GAP_S, ClientStream, dead_delta
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.engine_thread import STEP_TIMEOUT_S, EngineThread
@@ -31,9 +32,6 @@ from kv_transfer.params import Hello
 
 REPORT_PERIOD_S = 0.5
 """How often an idle engine says how it is; `router.report_period_s` in a cluster."""
-
-Stands = tuple[int, str, bool, bool, bool]
-"""What reports say beside the engine's own numbers, in the order of ``AsyncEngine.load``."""
 
 
 class AsyncEngine:
@@ -58,11 +56,11 @@ class AsyncEngine:
         self._thread = EngineThread(build, self, name=name, step_timeout_s=step_timeout_s, clock=clock)
         self._report_period_s = report_period_s
         self._load = self._delivered_load = LoadReport()
-        self._told: tuple[LoadReport, Stands | None, LoadReport] = (self._load, None, self._load)
         self._streams: dict[str, ClientStream] = {}
         self._outboxes: Mapping[str, Outbox] = {}
         """Replaced, never changed: the engine's thread reads it."""
         self._requests_of: dict[str, set[str]] = {}
+        self._arrivals, self._report = Arrivals(), SelfReport()
         self._is_draining = False
         self.num_peers = 0
         """How many workers this one has met, for its reports."""
@@ -101,21 +99,18 @@ class AsyncEngine:
     @property
     def load(self) -> LoadReport:
         """The engine's load after its last step, and whether that is too long ago. From any thread."""
-        load = self._load
-        stands = (self.num_peers, self.leaning, self._is_draining, self.is_stalled, self.has_hung_read)
-        told_of, told_stands, told = self._told
-        if told_of is not load or told_stands != stands:
-            num_peers, leaning, is_draining, is_stalled, has_hung_read = stands
-            told = replace(
-                load,
-                num_peers=num_peers,
-                leaning=leaning,
-                is_draining=is_draining,
-                is_stalled=is_stalled,
-                has_hung_read=has_hung_read,
-            )
-            self._told = (load, stands, told)
-        return told
+        return self._report.of(
+            self._load,
+            num_peers=self.num_peers,
+            leaning=self.leaning,
+            is_draining=self._is_draining,
+            is_stalled=self.is_stalled,
+            has_hung_read=self.has_hung_read,
+        )
+
+    def _load_for(self, client_id: str) -> LoadReport:
+        """What one client is told, requests included that the engine does not know of yet. From any thread."""
+        return self._arrivals.told_to(client_id, self._load, told=self.load)
 
     @property
     def is_stalled(self) -> bool:
@@ -148,23 +143,39 @@ class AsyncEngine:
         Raises:
             EngineDeadError: The engine ended; nothing was added.
         """
-        new = [
-            request
-            for request in requests
-            if request.kv_stream is None and request.request_id not in self._requests_of.get(request.client_id, ())
-        ]
+        known, new = self._requests_of, [request for request in requests if request.kv_stream is None]
+        new = [request for request in new if request.request_id not in known.get(request.client_id, ())]
         for request in new:
             self._requests_of.setdefault(request.client_id, set()).add(request.request_id)
             if self._observer is not None:
                 self._observer.came(request)
-        came_s = self._clock()
-        answers = await self._thread.call(lambda core: [self._try_add(request, core, came_s) for request in requests])
+        answers = await self._add(requests, new)
         refused = {request.request_id for request, answer in zip(requests, answers, strict=True) if answer is not None}
-        for request in new:
-            if request.request_id in refused:
-                self._forget(request.client_id, request.request_id)
-                if self._observer is not None:
-                    self._observer.refused(request.request_id)
+        for request in (item for item in new if item.request_id in refused):
+            self._forget(request.client_id, request.request_id)
+            if self._observer is not None:
+                self._observer.refused(request.request_id)
+        return answers
+
+    async def _add(
+        self, requests: Sequence[GenerateRequest], new: Sequence[GenerateRequest]
+    ) -> list[RequestRefusedError | None]:
+        """Add them when the step that runs has ended; meanwhile who did not send them is told of those that are new."""
+        came_s = self._clock()
+        self._arrivals.come(new, self._load)
+        if new:
+            tell_news({**self._outboxes, **self._streams}, but={request.client_id for request in new})
+
+        def add(core: EngineCore) -> tuple[list[RequestRefusedError | None], LoadReport]:
+            return [self._try_add(request, core, came_s) for request in requests], self._load
+
+        accepted: list[GenerateRequest] = []
+        try:
+            answers, before = await self._thread.call(add)
+            accepted = [request for request, answer in zip(requests, answers, strict=True) if answer is None]
+            self._arrivals.added(accepted, before)
+        finally:
+            self._arrivals.gone([request for request in new if request not in accepted])
         return answers
 
     async def outputs(self, client_id: str, *, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:
@@ -181,12 +192,12 @@ class AsyncEngine:
         )
         try:
             cache = await self._take_cache_changes(stream.cache)
-            yield StepMessage(deltas=(), load=self.load, cache=cache)
+            yield StepMessage(deltas=(), load=self._load_for(client_id), cache=cache)
             while not stream.is_closed:
                 deltas = await stream.take(timeout_s=self._report_period_s)
                 told = stream.take_told()
                 cache = await self._take_cache_changes(stream.cache)
-                yield StepMessage(deltas=tuple(deltas), load=self.load, cache=cache, told=told)
+                yield StepMessage(deltas=tuple(deltas), load=self._load_for(client_id), cache=cache, told=told)
         finally:
             if stream.cache is not None and stream.cache.snapshot is not None:
                 stream.cache.snapshot.cancel()
@@ -201,7 +212,7 @@ class AsyncEngine:
         """
         self.check_health()
         self._end_stream(client_id)
-        outbox = Outbox(sink, lambda: self.load, cache=CacheFeed() if mirrors_cache else None)
+        outbox = Outbox(sink, partial(self._load_for, client_id), cache=CacheFeed() if mirrors_cache else None)
         self._outboxes = {**self._outboxes, client_id: outbox}
         try:
             outbox.report()
@@ -316,28 +327,11 @@ class AsyncEngine:
         return await self._thread.call(lambda core: core.reset_prefix_cache(preempt_running=preempt_running))
 
     async def _take_cache_changes(self, cache: CacheFeed | None) -> tuple[CacheChanges, ...]:
-        """What there is to tell of the prefix cache.
-
-        A snapshot waits for the step that runs, which may take longer than anybody waits for a report: one that is not
-        there after a report period comes with a later message.
-        """
+        """What there is to tell of the prefix cache."""
         if cache is None:
             return ()
-        if cache.snapshot is None:
-            if not cache.needs_snapshot:
-                return cache.take()
-            # What happens from here on is kept: some of it may be in the snapshot already, which does no harm.
-            cache.take()
-            cache.needs_snapshot = False
-            cache.snapshot = asyncio.create_task(self._thread.call(EngineCore.cache_snapshot))
-        await asyncio.wait((cache.snapshot,), timeout=self._report_period_s)
-        if not cache.snapshot.done():
-            return ()
-        asked, cache.snapshot = cache.snapshot, None
-        try:
-            return (asked.result(), *cache.take())
-        except EngineDeadError:
-            return ()
+        snapshot_of = partial(self._thread.call, EngineCore.cache_snapshot)
+        return await cache.take_with_snapshot(snapshot_of, timeout_s=self._report_period_s)
 
     # ---- what the thread brings
 
@@ -345,7 +339,7 @@ class AsyncEngine:
         """Pass on what a step brought; called by the engine's thread. The event loop is left alone where a step brought
         nothing but tokens of requests that go on, for routers that this thread writes to."""
         is_news = load is not self._load or changes is not None or bool(result.special) or bool(result.finished)
-        self._load = load
+        has_news, self._load = changes_queues(self._load, load), load
         by_client, outboxes = result.deltas_by_client(), self._outboxes
         told = result.told_by_client() if result.told else {}
         for client_id, outbox in outboxes.items():
@@ -353,6 +347,8 @@ class AsyncEngine:
                 outbox.put_cache(changes)
             if (deltas := by_client.get(client_id)) is not None:
                 outbox.put(deltas, told.get(client_id, ()))
+            elif has_news:
+                outbox.put(())
             if outbox.wants_snapshot:
                 outbox.tell_snapshot(core.cache_snapshot())
         if is_news or not by_client.keys() <= outboxes.keys():
@@ -367,8 +363,10 @@ class AsyncEngine:
         told: Mapping[str, Sequence[Told]],
     ) -> None:
         """Take note of a step, and pass on what is for clients that were not written to."""
-        self._delivered_load = load
+        has_news, self._delivered_load = changes_queues(self._delivered_load, load), load
         self._delivered.set()
+        if has_news:
+            tell_news(self._streams, but=by_client)
         if changes is not None:
             for stream in self._streams.values():
                 if stream.cache is not None:

@@ -43,7 +43,7 @@ class ClientStream:
         return self._is_closed and not self._waiting
 
     def put(self, deltas: Sequence[TokenDelta], told: Sequence[Told] = ()) -> None:
-        """Add deltas in order, and what is told of those requests."""
+        """Add deltas in order, and what is told of those requests. No deltas: the load is news."""
         self._waiting.extend(deltas)
         self._told.extend(told)
         self._has_arrived = True

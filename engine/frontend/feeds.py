@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
+from engine.contract.errors import EngineDeadError
 from engine.contract.messages import CacheChanges, LoadReport
 from engine.frontend.engine_core import EngineCore
 
@@ -40,6 +41,30 @@ class CacheFeed:
         self._waiting.clear()
         self._num_bytes = 0
         return taken
+
+    async def take_with_snapshot(
+        self, ask: Callable[[], Coroutine[Any, Any, CacheChanges]], *, timeout_s: float
+    ) -> tuple[CacheChanges, ...]:
+        """All that waits, behind a snapshot where one is needed, which ``ask`` has the engine make.
+
+        A snapshot waits for the step that runs, which may take longer than anybody waits for a report: one that is not
+        there after ``timeout_s`` comes with a later message.
+        """
+        if self.snapshot is None:
+            if not self.needs_snapshot:
+                return self.take()
+            # What happens from here on is kept: some of it may be in the snapshot already, which does no harm.
+            self.take()
+            self.needs_snapshot = False
+            self.snapshot = asyncio.create_task(ask())
+        await asyncio.wait((self.snapshot,), timeout=timeout_s)
+        if not self.snapshot.done():
+            return ()
+        asked, self.snapshot = self.snapshot, None
+        try:
+            return (asked.result(), *self.take())
+        except EngineDeadError:
+            return ()
 
 
 LOAD_PERIOD_S: Final = 0.1

@@ -62,6 +62,7 @@ class Outbox:
         self._waiting: list[TokenDelta] = []
         self._told: list[Told] = []
         self._is_pressing = False
+        self._has_news = False
         self._is_due = False
         self._sent_at_s = -math.inf
         self._flushing: asyncio.Task[None] | None = None
@@ -73,8 +74,12 @@ class Outbox:
         return self.cache is not None and self.cache.needs_snapshot and not self._sink.is_behind
 
     def put(self, deltas: Sequence[TokenDelta], told: Sequence[Told] = ()) -> None:
-        """Send these behind all others: now, or when the gap is over and the reader has taken what is before them."""
+        """Send these behind all others: now, or when the gap is over and the reader has taken what is before them.
+
+        No deltas: the load is news.
+        """
         with self._lock:
+            self._has_news = True
             self._waiting += deltas
             self._told += told
             self._is_pressing = self._is_pressing or any(map(is_pressing, deltas))
@@ -129,7 +134,7 @@ class Outbox:
     def _send(self, *snapshot: CacheChanges) -> None:
         """Send what waits, behind a snapshot of the prefix cache if there is one. The caller holds the lock."""
         deltas, self._waiting, self._is_pressing = tuple(self._waiting), [], False
-        told, self._told = tuple(self._told), []
+        told, self._told, self._has_news = tuple(self._told), [], False
         self._sent_at_s = self._clock()
         cache = self.cache.take() if self.cache is not None and not self.cache.needs_snapshot else ()
         message = StepMessage(deltas=deltas, load=self._load(), cache=(*snapshot, *cache), told=told)
@@ -148,7 +153,7 @@ class Outbox:
 
     def _flush(self) -> None:
         with self._lock:
-            if not self._waiting:
+            if not self._has_news:
                 self._is_due = False
             elif self._sink.is_behind or self._left_s() > 0:
                 self._wait_and_flush()

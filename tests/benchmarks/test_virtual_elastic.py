@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.disagg_parts.cells import LEVELS, cells_named
 from benchmarks.virtual_cluster import elastic_result, loads_of, main, warm_up_load
 from engine.contract.promise import Promise
+from simulation.layout import elastic
 from simulation.machine import CPU_CORE, CPU_HOST
 
+PROMISE = Promise(ttft_ms=2000.0, itl_ms=100.0)
+LAYOUT = elastic(2, CPU_CORE, PROMISE)
 CAPACITY = {"prompt_heavy": 1.0, "balanced": 2.0, "decode_heavy": 2.0}
 
 
@@ -55,7 +59,7 @@ def test_regret_is_over_the_best_of_the_same_requests_and_over_the_sums_of_all_s
     (cell,) = cells_named(["low/balanced/steady"])
     loads = loads_of(cell, arguments(cell_seconds=4.0), CAPACITY, 2)
 
-    first, second, of_all = elastic_result("cell", 2, CPU_CORE, loads, Promise(ttft_ms=2000.0, itl_ms=100.0), [])
+    first, second, of_all = elastic_result("cell", LAYOUT, CPU_CORE, loads, PROMISE, [])
 
     for row in (first, second):
         assert row.value == pytest.approx(float(row.detail["goodput"]) / float(row.detail["best_goodput"]))
@@ -70,3 +74,15 @@ def test_options_that_would_do_nothing_are_refused(options: list[str], monkeypat
 
     with pytest.raises(SystemExit, match="2"):
         main()
+
+
+def test_several_routers_are_told_in_the_names() -> None:
+    (cell,) = cells_named(["low/balanced/steady"])
+    loads = loads_of(cell, arguments(cell_seconds=2.0, seeds=1), CAPACITY, 2)
+
+    rows = elastic_result("cell", replace(LAYOUT, num_routers=3), CPU_CORE, loads, PROMISE, [])
+
+    assert [row.name for row in rows] == [
+        "regret/goodput/workers=2/routers=3/cell/seed=1",
+        "regret/goodput/workers=2/routers=3/cell",
+    ]

@@ -110,6 +110,16 @@ async def test_the_gap_ends_by_itself(reader: Reader) -> None:
     assert [token for tokens in reader.tokens for token in tokens] == [0, 1, 2]
 
 
+async def test_a_load_that_is_news_waits_for_the_gap_only(reader: Reader) -> None:
+    outbox = outbox_of(reader, min_gap_s=0.01)
+    outbox.put([delta(0)])
+    await asyncio.to_thread(outbox.put, ())
+    await reader.wait_for(2)
+
+    assert [len(item.deltas) for item in reader.messages] == [1, 0]
+    assert reader.messages[1].load == LOAD
+
+
 async def test_what_a_reader_has_not_taken_waits_and_goes_in_one_message(reader: Reader) -> None:
     outbox = outbox_of(reader)
     reader.is_behind = True
