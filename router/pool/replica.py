@@ -22,10 +22,9 @@ class Replica:
     it reports. It ``has_stream`` while this router hears its tokens, ``is_in_service`` when it introduced itself and
     does not fail, and ``takes_requests`` unless it is also about to go. What policies look at is kept ready in
     ``num_blocks``, ``num_available_blocks`` (free and nobody's; those held for requests to come are promised to these),
-    ``promised_usage`` (share of its KV blocks in use or promised; can exceed 1), ``queued_tokens`` (prompt tokens that
-    wait there or are on their way) and ``num_queued`` (requests, likewise): it is read for every replica at every
-    choice. In a pool that predicts, ``fleet`` has the
-    replica's column at ``slot``.
+    ``promised_usage`` (share of its KV blocks in use, promised, or to be taken by prompts that wait; can exceed 1),
+    ``queued_tokens`` (prompt tokens that wait there or are on their way) and ``num_queued`` (requests, likewise): it is
+    read for every replica at every choice. In a pool that predicts, ``fleet`` has the replica's column at ``slot``.
     """
 
     __slots__ = (
@@ -86,11 +85,19 @@ class Replica:
         self.leaning = load.leaning or self.role
         self.num_blocks = load.num_blocks
         self.num_available_blocks = load.num_free_blocks + load.num_early_blocks - self.reserved_blocks
-        self.promised_usage = 1.0 - self.num_available_blocks / load.num_blocks if load.num_blocks else 1.0
+        others = max(self._num_waiting_blocks() - self.reserved_blocks, 0)
+        num_left = self.num_available_blocks - others
+        self.promised_usage = 1.0 - num_left / load.num_blocks if load.num_blocks else 1.0
         self.queued_tokens = load.queued_prefill_tokens + self.reserved_tokens
         self.num_queued = load.num_waiting + load.num_loading + self.num_reserved
         if self.fleet is not None:
             self.fleet.write(self.slot, self._standing())
+
+    def _num_waiting_blocks(self) -> int:
+        """What the prompts that wait there will take, those of other routers included: blocks are taken when a request
+        is scheduled, and only its own router has promised it some."""
+        block_size = self.info.block_size if self.info is not None else 0
+        return -(-self.load.queued_prefill_tokens // block_size) if block_size else 0
 
     def _standing(self) -> Standing:
         load, info = self.load, self.info
