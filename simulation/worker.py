@@ -136,20 +136,24 @@ class VirtualWorker:
             WorkerGoneError: Nothing was added, or it is lost.
         """
         answers: list[RequestRefusedError | None] = []
+        new = [request for request in requests if request.kv_stream is None]
+        added: list[GenerateRequest] = []
+        before = self._load
 
         def add() -> None:
-            self._arrivals.added(requests, self._load)
+            nonlocal before
             answers.extend(self._try_add(request) for request in requests)
+            accepted = [request for request, answer in zip(requests, answers, strict=True) if answer is None]
+            added.extend(request for request in accepted if request.kv_stream is None)
+            before = self._load
 
-        new = [request for request in requests if request.kv_stream is None]
-        self._arrivals.come(new, self._load)
+        self._arrivals.come(new)
         if new:
             tell_news(self._streams, but={request.client_id for request in new})
         try:
             await self._between_steps(add)
         finally:
-            added = [request for request, answer in zip(requests, answers, strict=False) if answer is None]
-            self._arrivals.gone([request for request in new if request not in added])
+            self._arrivals.answered(new, added=added, before=before)
         return answers
 
     def _load_for(self, client_id: str) -> LoadReport:

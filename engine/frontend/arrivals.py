@@ -13,17 +13,21 @@ from typing import NamedTuple, Protocol
 from engine.contract.messages import GenerateRequest, LoadReport, TokenDelta
 
 
-class Arrival(NamedTuple):
-    """One request. The engine knows of it once its load is another one than ``before``; None: it was not added yet."""
+class Waiting(NamedTuple):
+    """Requests, and the tokens of their prompts."""
 
-    request_id: str
-    client_id: str
-    num_prompt_tokens: int
-    before: LoadReport | None = None
+    num_requests: int = 0
+    num_prompt_tokens: int = 0
 
-    def is_known_in(self, load: LoadReport) -> bool:
-        """True when a report of the engine counts it."""
-        return self.before is not None and self.before is not load
+    def plus(self, other: Waiting, times: int = 1) -> Waiting:
+        """Both together."""
+        return Waiting(
+            self.num_requests + times * other.num_requests,
+            self.num_prompt_tokens + times * other.num_prompt_tokens,
+        )
+
+
+NOTHING = Waiting()
 
 
 class SelfReport:
@@ -59,46 +63,51 @@ class SelfReport:
 
 
 class Arrivals:
-    """The requests that no report counts yet. Changed on one event loop; read from any thread."""
+    """Sums over the requests that no report counts yet. Changed on one event loop; read from any thread."""
 
     def __init__(self) -> None:
-        self._arrivals: tuple[Arrival, ...] = ()
+        self._coming: Mapping[str, Waiting] = {}
+        """By client, those that the engine has not answered; replaced, never changed."""
+        self._added: tuple[LoadReport | None, Waiting] = (None, NOTHING)
+        """Those that it has, and what it reported last before: they count until it reports again."""
 
-    def come(self, requests: Sequence[GenerateRequest], load: LoadReport) -> None:
-        """These wait for the end of a step; ``load`` is what the engine reported last."""
-        came = (Arrival(item.request_id, item.client_id, _num_prompt_tokens(item)) for item in requests)
-        self._arrivals = (*(item for item in self._arrivals if not item.is_known_in(load)), *came)
+    def come(self, requests: Sequence[GenerateRequest]) -> None:
+        """These wait for the end of a step."""
+        self._add_coming(requests, 1)
 
-    def added(self, requests: Sequence[GenerateRequest], before: LoadReport) -> None:
-        """The engine has these, and reports them next, behind ``before``."""
-        ids = {(item.client_id, item.request_id) for item in requests}
-        self._arrivals = tuple(
-            item._replace(before=before) if (item.client_id, item.request_id) in ids else item
-            for item in self._arrivals
-        )
-
-    def gone(self, requests: Sequence[GenerateRequest]) -> None:
-        """These are not here, refused or broken off."""
-        ids = {(item.client_id, item.request_id) for item in requests}
-        self._arrivals = tuple(item for item in self._arrivals if (item.client_id, item.request_id) not in ids)
+    def answered(
+        self, requests: Sequence[GenerateRequest], *, added: Sequence[GenerateRequest], before: LoadReport | None
+    ) -> None:
+        """Nothing more comes of requests that came; some were ``added``, which the engine reports behind ``before``."""
+        self._add_coming(requests, -1)
+        if added:
+            last, waiting = self._added
+            self._added = (before, (waiting if last is before else NOTHING).plus(_sum(added)))
 
     def told_to(self, client_id: str, load: LoadReport, *, told: LoadReport) -> LoadReport:
         """What a client is told of ``load``, the engine's, which ``told`` says with what stands beside it.
 
-        With the requests of others: the client counts its own.
+        Its own requests it counts itself until they are answered.
         """
-        others = [
-            item
-            for item in self._arrivals
-            if not item.is_known_in(load) and (item.client_id != client_id or item.before is not None)
-        ]
-        if not others:
+        before, waiting = self._added
+        if before is not load:
+            waiting = NOTHING
+        for other_id, coming in self._coming.items():
+            if other_id != client_id:
+                waiting = waiting.plus(coming)
+        if waiting == NOTHING:
             return told
         return replace(
             told,
-            num_waiting=told.num_waiting + len(others),
-            queued_prefill_tokens=told.queued_prefill_tokens + sum(item.num_prompt_tokens for item in others),
+            num_waiting=told.num_waiting + waiting.num_requests,
+            queued_prefill_tokens=told.queued_prefill_tokens + waiting.num_prompt_tokens,
         )
+
+    def _add_coming(self, requests: Sequence[GenerateRequest], times: int) -> None:
+        coming = dict(self._coming)
+        for request in requests:
+            coming[request.client_id] = coming.get(request.client_id, NOTHING).plus(_sum([request]), times)
+        self._coming = {client_id: waiting for client_id, waiting in coming.items() if waiting.num_requests}
 
 
 class NewsStream(Protocol):
@@ -124,6 +133,6 @@ def _num_requests(load: LoadReport) -> tuple[int, int, int]:
     return load.num_waiting, load.num_running, load.num_loading
 
 
-def _num_prompt_tokens(request: GenerateRequest) -> int:
-    """What may have to be computed of its prompt: what is cached here nobody knows yet."""
-    return 0 if request.kv_transfer is not None else len(request.prompt_token_ids)
+def _sum(requests: Sequence[GenerateRequest]) -> Waiting:
+    """What may have to be computed of their prompts: what is cached here nobody knows yet."""
+    return Waiting(len(requests), sum(len(item.prompt_token_ids) for item in requests if item.kv_transfer is None))

@@ -161,21 +161,20 @@ class AsyncEngine:
         self, requests: Sequence[GenerateRequest], new: Sequence[GenerateRequest]
     ) -> list[RequestRefusedError | None]:
         """Add them when the step that runs has ended; meanwhile who did not send them is told of those that are new."""
-        came_s = self._clock()
-        self._arrivals.come(new, self._load)
+        came_s, added, before = self._clock(), list[GenerateRequest](), self._load
+        self._arrivals.come(new)
         if new:
             tell_news({**self._outboxes, **self._streams}, but={request.client_id for request in new})
 
         def add(core: EngineCore) -> tuple[list[RequestRefusedError | None], LoadReport]:
             return [self._try_add(request, core, came_s) for request in requests], self._load
 
-        accepted: list[GenerateRequest] = []
         try:
             answers, before = await self._thread.call(add)
             accepted = [request for request, answer in zip(requests, answers, strict=True) if answer is None]
-            self._arrivals.added(accepted, before)
+            added = [request for request in accepted if request.kv_stream is None]
         finally:
-            self._arrivals.gone([request for request in new if request not in accepted])
+            self._arrivals.answered(new, added=added, before=before)
         return answers
 
     async def outputs(self, client_id: str, *, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:

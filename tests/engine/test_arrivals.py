@@ -40,11 +40,11 @@ def queue_told_to(arrivals: Arrivals, client_id: str, load: LoadReport = LOAD) -
 
 def test_others_are_told_of_a_request_until_a_report_counts_it() -> None:
     arrivals = Arrivals()
-    arrivals.come([REQUEST], LOAD)
+    arrivals.come([REQUEST])
     assert queue_told_to(arrivals, "other") == (2, 8)
     assert queue_told_to(arrivals, "sender") == (1, 5), "it counts its own until it has an answer"
 
-    arrivals.added([REQUEST], LOAD)
+    arrivals.answered([REQUEST], added=[REQUEST], before=LOAD)
     assert queue_told_to(arrivals, "other") == (2, 8), "what the engine reported last was before it"
     assert queue_told_to(arrivals, "sender") == (2, 8), "its answer is on its way, and it counts it no more"
     assert queue_told_to(arrivals, "other", LATER) == queue_told_to(arrivals, "sender", LATER) == (2, 8)
@@ -52,21 +52,23 @@ def test_others_are_told_of_a_request_until_a_report_counts_it() -> None:
 
 def test_what_was_refused_is_told_to_nobody_any_more() -> None:
     arrivals = Arrivals()
-    arrivals.come([REQUEST, MOVED], LOAD)
+    arrivals.come([REQUEST, MOVED])
     assert queue_told_to(arrivals, "other") == (3, 8), "of a prompt that was computed elsewhere nothing waits"
 
-    arrivals.gone([REQUEST, MOVED])
-    assert queue_told_to(arrivals, "other") == (1, 5)
+    arrivals.answered([REQUEST, MOVED], added=[MOVED], before=LOAD)
+    assert queue_told_to(arrivals, "other") == (2, 5), "the engine has the other one"
 
 
-def test_what_reports_count_is_forgotten() -> None:
+def test_what_comes_within_several_steps_is_told_as_long_as_it_is_not_counted() -> None:
     arrivals = Arrivals()
-    for number in range(100):
-        load = LoadReport(num_waiting=number)
-        request = replace(REQUEST, request_id=str(number))
-        arrivals.come([request], load)
-        arrivals.added([request], load)
-        assert arrivals.told_to("other", load, told=load).num_waiting == number + 1
+    for load in (LOAD, LATER):
+        for request in (REQUEST, replace(REQUEST, client_id="other")):
+            arrivals.come([request])
+            arrivals.answered([request], added=[request], before=load)
+        told = arrivals.told_to("third", load, told=load)
+        assert told.num_waiting == load.num_waiting + 2
+        assert told.queued_prefill_tokens == load.queued_prefill_tokens + 6
+    assert queue_told_to(arrivals, "third", replace(LATER)) == (2, 8)
 
 
 @pytest.mark.parametrize("what", ["num_waiting", "num_running", "num_loading"])
