@@ -11,7 +11,6 @@ import pytest
 from engine.contract.messages import LoadReport, StepMessage
 from engine.frontend.arrivals import Arrivals, changes_queues
 from engine.frontend.async_engine import AsyncEngine
-from engine.frontend.engine_core import EngineCore
 from kv_transfer.params import KVTransferParams, PeerIdentity
 from tests.support.engine.chain_engine import chain_engine
 from tests.support.engine.pausable_runner import PausableRunner
@@ -77,26 +76,6 @@ def test_requests_that_come_begin_or_leave_are_news(what: str) -> None:
     assert not changes_queues(LOAD, replace(LOAD, num_context_tokens=1, queued_prefill_tokens=2))
 
 
-@pytest.fixture
-def core() -> EngineCore:
-    return chain_engine()
-
-
-@pytest.fixture
-def runner(core: EngineCore) -> PausableRunner:
-    core.runner = runner = PausableRunner(core.runner)
-    return runner
-
-
-@pytest.fixture
-async def engine(core: EngineCore, runner: PausableRunner) -> AsyncIterator[AsyncEngine]:
-    engine = AsyncEngine(lambda: core, report_period_s=3600.0)
-    await engine.start()
-    yield engine
-    runner.let_go()
-    await engine.close()
-
-
 async def until(stream: AsyncIterator[StepMessage], is_told: Callable[[LoadReport], bool]) -> LoadReport:
     async with asyncio.timeout(60):
         async for message in stream:
@@ -105,33 +84,48 @@ async def until(stream: AsyncIterator[StepMessage], is_told: Callable[[LoadRepor
     raise AssertionError("the stream ended")
 
 
-async def test_a_request_that_comes_within_a_step_is_told_at_once(engine: AsyncEngine, runner: PausableRunner) -> None:
-    other = engine.outputs("other")
-    await anext(other)
-    runner.hold()
-    await engine.submit([greedy_request("first", PROMPT, max_tokens=2, client_id="sender")])
-    await asyncio.to_thread(runner.wait_entered)
+class BusyEngine:
+    """An engine within a step, and what another client than the sender hears of it."""
 
-    coming = asyncio.create_task(engine.submit([REQUEST]))
-    load = await until(other, lambda load: load.num_waiting == 2)
+    def __init__(self) -> None:
+        core = chain_engine()
+        core.runner = self.runner = PausableRunner(core.runner)
+        self.engine = AsyncEngine(lambda: core, report_period_s=3600.0)
+        self.other = self.engine.outputs("other")
+
+    async def begin(self) -> None:
+        await self.engine.start()
+        await anext(self.other)
+        self.runner.hold()
+        await self.engine.submit([greedy_request("first", PROMPT, max_tokens=2, client_id="sender")])
+        await asyncio.to_thread(self.runner.wait_entered)
+
+
+@pytest.fixture
+async def busy() -> AsyncIterator[BusyEngine]:
+    busy = BusyEngine()
+    await busy.begin()
+    yield busy
+    busy.runner.let_go()
+    await busy.engine.close()
+
+
+async def test_a_request_that_comes_within_a_step_is_told_at_once(busy: BusyEngine) -> None:
+    coming = asyncio.create_task(busy.engine.submit([REQUEST]))
+    load = await until(busy.other, lambda load: load.num_waiting == 2)
     assert load.queued_prefill_tokens == 2 * len(PROMPT), "the first one's step has not ended either"
     assert not coming.done(), "the step still runs"
 
-    runner.let_go()
+    busy.runner.let_go()
     assert await coming == [None]
-    assert (await until(other, lambda load: load.is_empty)).queued_prefill_tokens == 0
+    assert (await until(busy.other, lambda load: load.is_empty)).queued_prefill_tokens == 0
 
 
-async def test_a_caller_that_gives_up_leaves_nothing_told(engine: AsyncEngine, runner: PausableRunner) -> None:
-    other = engine.outputs("other")
-    await anext(other)
-    runner.hold()
-    await engine.submit([greedy_request("first", PROMPT, max_tokens=1, client_id="sender")])
-    await asyncio.to_thread(runner.wait_entered)
-    coming = asyncio.create_task(engine.submit([REQUEST]))
-    await until(other, lambda load: load.num_waiting == 2)
+async def test_a_caller_that_gives_up_leaves_nothing_told(busy: BusyEngine) -> None:
+    coming = asyncio.create_task(busy.engine.submit([REQUEST]))
+    await until(busy.other, lambda load: load.num_waiting == 2)
 
     coming.cancel()
     await asyncio.gather(coming, return_exceptions=True)
-    runner.let_go()
-    assert (await until(other, lambda load: load.is_empty)).queued_prefill_tokens == 0
+    busy.runner.let_go()
+    assert (await until(busy.other, lambda load: load.is_empty)).queued_prefill_tokens == 0
