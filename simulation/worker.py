@@ -10,10 +10,10 @@ from engine.contract.config import CacheConfig
 from engine.contract.errors import RequestRefusedError
 from engine.contract.messages import CacheChanges, CacheReset, GenerateRequest, LoadReport, StepMessage
 from engine.contract.role import Role
-from engine.frontend.arrivals import Arrivals, SelfReport, changes_queues, tell_news
+from engine.frontend.arrivals import Arrivals, changes_queues, tell_news
 from engine.frontend.client_stream import MESSAGE_GAP_S, ClientStream
 from engine.frontend.engine_core import EngineCore
-from engine.frontend.feeds import LOAD_PERIOD_S, CacheFeed, LoadFeed
+from engine.frontend.feeds import LOAD_PERIOD_S, CacheFeed, LoadFeed, SelfReport
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_result import NOTHING_NEW, StepResult
 from kv_transfer.params import PeerIdentity

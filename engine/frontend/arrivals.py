@@ -30,38 +30,6 @@ class Waiting(NamedTuple):
 NOTHING = Waiting()
 
 
-class SelfReport:
-    """An engine's load with what its front end knows besides, made once for as long as neither changes."""
-
-    def __init__(self) -> None:
-        self._last: tuple[LoadReport | None, tuple[object, ...], LoadReport] = (None, (), LoadReport())
-
-    def of(
-        self,
-        load: LoadReport,
-        *,
-        num_peers: int,
-        leaning: str,
-        is_draining: bool,
-        is_stalled: bool = False,
-        has_hung_read: bool = False,
-    ) -> LoadReport:
-        """The load with these."""
-        stands = (num_peers, leaning, is_draining, is_stalled, has_hung_read)
-        last_load, last_stands, told = self._last
-        if last_load is not load or last_stands != stands:
-            told = replace(
-                load,
-                num_peers=num_peers,
-                leaning=leaning,
-                is_draining=is_draining,
-                is_stalled=is_stalled,
-                has_hung_read=has_hung_read,
-            )
-            self._last = (load, stands, told)
-        return told
-
-
 class Arrivals:
     """Sums over the requests that no report counts yet. Changed on one event loop; read from any thread."""
 

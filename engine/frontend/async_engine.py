@@ -19,11 +19,11 @@ from engine.contract.messages import (
 )
 from engine.contract.role import Role
 from engine.contract.tracing.request_timings import RequestTimings
-from engine.frontend.arrivals import Arrivals, SelfReport, changes_queues, tell_news
+from engine.frontend.arrivals import Arrivals, changes_queues, tell_news
 from engine.frontend.client_stream import MESSAGE_GAP_S, ClientStream, dead_delta
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.engine_thread import STEP_TIMEOUT_S, EngineThread
-from engine.frontend.feeds import CacheFeed
+from engine.frontend.feeds import CacheFeed, SelfReport
 from engine.frontend.outbox import FrameSink, Outbox
 from engine.frontend.request_observer import RequestObserver
 from engine.scheduler.step_result import StepResult

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Final
 
 from engine.contract.errors import EngineDeadError
@@ -93,3 +94,35 @@ class LoadFeed:
         self.told_at_s = self._clock()
         self._report = self._core.load_report()
         return self._report
+
+
+class SelfReport:
+    """An engine's load with what its front end knows besides, made once for as long as neither changes."""
+
+    def __init__(self) -> None:
+        self._last: tuple[LoadReport | None, tuple[object, ...], LoadReport] = (None, (), LoadReport())
+
+    def of(
+        self,
+        load: LoadReport,
+        *,
+        num_peers: int,
+        leaning: str,
+        is_draining: bool,
+        is_stalled: bool = False,
+        has_hung_read: bool = False,
+    ) -> LoadReport:
+        """The load with these."""
+        stands = (num_peers, leaning, is_draining, is_stalled, has_hung_read)
+        last_load, last_stands, told = self._last
+        if last_load is not load or last_stands != stands:
+            told = replace(
+                load,
+                num_peers=num_peers,
+                leaning=leaning,
+                is_draining=is_draining,
+                is_stalled=is_stalled,
+                has_hung_read=has_hung_read,
+            )
+            self._last = (load, stands, told)
+        return told
