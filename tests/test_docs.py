@@ -24,6 +24,7 @@ from router.report.counters import ROUTER_COUNTERS
 from router.report.metric_rows import MetricFamily
 from router.report.metrics import RouterMetrics
 from router.report.worker_metrics import worker_families
+from scripts.figures_page import page as figures_page
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -260,3 +261,12 @@ def test_import_contracts_name_every_room() -> None:
     for package in ("engine", "router", "cluster", "kv_transfer"):
         rooms = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
         assert rooms <= set(layers[package].replace("|", " ").split()), package
+
+
+def test_figures_are_those_that_were_kept() -> None:
+    assert PAGES["docs/figures.md"] == figures_page(), "python -m scripts.figures_page > docs/figures.md"
+
+    measured = PAGES["README.md"].partition("## Figures\n")[2].partition("\n## ")[0]
+    rows = [line for line in measured.splitlines() if line.startswith("|")]
+    assert len(rows) > 2
+    assert [row for row in rows if row not in PAGES["docs/figures.md"]] == []
