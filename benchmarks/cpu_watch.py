@@ -47,7 +47,7 @@ class CpuWatch:
     def take(self) -> dict[str, float]:
         """CPU seconds of each process so far, by its name; of an engine's threads under ``ENGINE_THREADS``."""
         seconds: dict[str, float] = defaultdict(float)
-        for process in self._processes():
+        for process in self.processes():
             try:
                 name = _plain_name(process)
                 for thread, thread_s in _thread_seconds(process.pid):
@@ -59,14 +59,14 @@ class CpuWatch:
     def take_engine(self, role: str) -> dict[int, ThreadUse]:
         """What each of the threads that compute in the workers of a role used so far, by the thread's id."""
         used = {}
-        for process in self._processes():
+        for process in self.processes():
             with contextlib.suppress(psutil.Error, FileNotFoundError, ProcessLookupError):
                 for task in Path(f"/proc/{process.pid}/task").iterdir():
                     if (task / "comm").read_text().strip() == f"engine {role}":
                         used[int(task.name)] = _use_of(task)
         return used
 
-    def _processes(self) -> set[psutil.Process]:
+    def processes(self) -> set[psutil.Process]:
         """All of the server's: a title may have overwritten a process's environment, but not its parent's."""
         found: set[psutil.Process] = set()
         for process in psutil.process_iter():

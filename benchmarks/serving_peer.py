@@ -5,15 +5,15 @@
 Four sides: ``default``, a cluster of 1 prefill and 1 decode worker with a core each, who take each other's while it is
 idle; ``fixed``, the same with ``borrow_idle_cores: false`` (only if asked for); ``unified``, one whose decode worker
 computes every prompt itself and has both threads, while the prefill worker sleeps; and ``vllm``, vLLM's CPU build, one
-engine with two threads. Router, API server and client share the same cores. All get the same prompts of
-token ids in a closed loop (benchmarks/closed_load.py). One server runs at a time; ``--repeats`` rounds start each once,
-in turn first. The first run installs the peer under ``.cache``. A round takes the start of the servers and about 30 s
-for each concurrency and side.
+engine with two threads. Router, API server and client share the same cores. All get the same prompts of token ids in a
+closed loop (benchmarks/closed_load.py). ``--repeats`` rounds start each server once. In a round all sides take
+``--turns`` turns of ``--seconds`` at each concurrency, each first in turn, and the others stand still meanwhile
+(benchmarks/standing_still.py). The first run installs the peer under ``.cache``.
 
-Rows are medians over the rounds: ``<side>/tokens_per_s/<dtype>/<concurrency>``, ``<side>/ttft_p50_ms/...``,
+Rows are medians over all turns: ``<side>/tokens_per_s/<dtype>/<concurrency>``, ``<side>/ttft_p50_ms/...``,
 ``<side>/itl_p50_ms/...``, ``<side>/cpu_ms_per_token/...`` of all its processes with each process's in the detail, and
 for Baton ``<side>/cpu_ms_outside_engines/...``: the same without the threads that compute. ``<side>/idle_cpu/<dtype>``
-is what a server takes while nobody asks. ``ratio/http/<side>/...`` is a side's rate over vLLM's,
+is what a server takes while nobody asks. ``ratio/http/<side>/...`` is a side's rate over vLLM's of the same turn,
 ``ratio/http_ttft/...`` and ``ratio/http_itl/...`` vLLM's time over the side's: above 1 is faster.
 ``default/transferred/<dtype>`` shows the hand-overs.
 """
@@ -48,6 +48,7 @@ from benchmarks.peers.vllm_server import NAME, served_vllm
 from benchmarks.random_llama import VOCAB_SIZE, name_all_tokens, write_random_llama
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.served import served_cluster
+from benchmarks.standing_still import standing_still
 
 DEFAULT, FIXED, UNIFIED, VLLM = "default", "fixed", "unified", "vllm"
 SIDES = (DEFAULT, FIXED, UNIFIED, VLLM)
@@ -57,6 +58,9 @@ SCHEDULER = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
 METRICS = {"tokens_per_s": "tokens/s", "ttft_p50_ms": "ms", "itl_p50_ms": "ms"}
 WARM_WINDOW_S = 2.0
 REST_S, IDLE_S = 3.0, 10.0
+WAKE_S = 1.0
+"""After it stood still a server catches up with what it does by the clock."""
+
 MENTIONED_MS = 0.005
 
 Server = Callable[[Mapping[str, str]], AbstractContextManager[str]]
@@ -65,8 +69,8 @@ Server = Callable[[Mapping[str, str]], AbstractContextManager[str]]
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """The figures of each round, by side and concurrency; by side the CPU time of a second of rest, by process; and the
-    bytes that the default cluster handed over."""
+    """The figures of each turn, by side and concurrency; by side the CPU time of a second of rest in each round, by
+    process; and the bytes that the default cluster handed over."""
 
     closed: dict[tuple[str, int], list[ClosedFigures]] = field(default_factory=lambda: defaultdict(list))
     idle_s: dict[str, list[dict[str, float]]] = field(default_factory=lambda: defaultdict(list))
@@ -106,20 +110,28 @@ def served_baton(side: str, model: Path, dtype: str, environment: Mapping[str, s
             yield url
 
 
-def load_of(concurrency: int, round_number: int, args: argparse.Namespace) -> ClosedLoad:
-    """The load of one measurement: the same on both sides, new prompts in every round."""
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that runs, and how its processes are found."""
+
+    url: str
+    watch: CpuWatch
+
+
+def load_of(concurrency: int, turn: str, args: argparse.Namespace) -> ClosedLoad:
+    """The load of one turn: the same on all sides, new prompts in every turn."""
     return ClosedLoad(
         concurrency=concurrency,
         window_s=args.seconds,
         num_prompt_tokens=args.prompt_tokens,
         num_output_tokens=args.output_tokens,
         vocab_size=VOCAB_SIZE,
-        seed=str(round_number),
+        seed=turn,
     )
 
 
-def measure_side(name: str, url: str, watch: CpuWatch, rounds: Rounds, args: argparse.Namespace) -> None:
-    """One running server at rest and at every concurrency, after a warm-up at the highest that does not count."""
+def prepare_side(name: str, server: Running, rounds: Rounds, args: argparse.Namespace) -> None:
+    """Warm a server up at the highest concurrency, which does not count, and look what it takes at rest."""
     round_number = len(rounds.idle_s[name])
     warm = ClosedLoad(
         concurrency=max(args.concurrency),
@@ -129,37 +141,54 @@ def measure_side(name: str, url: str, watch: CpuWatch, rounds: Rounds, args: arg
         vocab_size=VOCAB_SIZE,
         seed=f"warm {round_number}",
     )
-    asyncio.run(send_closed(url, warm))
+    asyncio.run(send_closed(server.url, warm))
     time.sleep(REST_S)
-    before = watch.take()
+    before = server.watch.take()
     time.sleep(IDLE_S)
-    idle_s = {process: cpu_s / IDLE_S for process, cpu_s in spent(before, watch.take()).items()}
+    idle_s = {process: cpu_s / IDLE_S for process, cpu_s in spent(before, server.watch.take()).items()}
     rounds.idle_s[name].append(idle_s)
     print(f"round {round_number + 1}, {name} at rest: {sum(idle_s.values()):.1%} of a core", flush=True)
-    for concurrency in args.concurrency:
-        seen = asyncio.run(run_closed(url, load_of(concurrency, round_number, args), watch))
-        rounds.closed[name, concurrency].append(seen)
-        cpu = ", ".join(f"{process} {ms:.2f}" for process, ms in seen.cpu_ms_per_token.items() if ms >= MENTIONED_MS)
-        print(
-            f"round {round_number + 1}, {name} at concurrency {concurrency}: {seen.tokens_per_s:.0f} tokens/s, "
-            f"ttft {seen.ttft_p50_ms:.0f} ms, itl {seen.itl_p50_ms:.1f} ms, {seen.num_requests} requests; "
-            f"CPU in ms a token: {cpu}",
-            flush=True,
-        )
+
+
+def take_turn(name: str, server: Running, load: ClosedLoad, rounds: Rounds) -> None:
+    """One side's turn at a concurrency."""
+    time.sleep(WAKE_S)
+    seen = asyncio.run(run_closed(server.url, load, server.watch))
+    rounds.closed[name, load.concurrency].append(seen)
+    cpu = ", ".join(f"{process} {ms:.2f}" for process, ms in seen.cpu_ms_per_token.items() if ms >= MENTIONED_MS)
+    print(
+        f"turn {load.seed}, {name} at concurrency {load.concurrency}: {seen.tokens_per_s:.0f} tokens/s, "
+        f"ttft {seen.ttft_p50_ms:.0f} ms, itl {seen.itl_p50_ms:.1f} ms, {seen.num_requests} requests; "
+        f"CPU in ms a token: {cpu}",
+        flush=True,
+    )
 
 
 def measure(servers: Mapping[str, Server], args: argparse.Namespace) -> Rounds:
     """All rounds; each side is first in turn."""
     rounds = Rounds()
     for round_number in range(args.repeats):
-        names = list(servers) if round_number % 2 == 0 else list(servers)[::-1]
-        for name in names:
-            mark = uuid.uuid4().hex
-            with servers[name]({MARK: mark}) as url:
-                measure_side(name, url, CpuWatch(mark), rounds, args)
-                if name == DEFAULT:
-                    status = httpx.get(f"{url}/status", timeout=30, trust_env=False).json()
-                    rounds.transferred_bytes.append(float(status["totals"]["transferred_bytes"]))
+        with contextlib.ExitStack() as stack:
+            running: dict[str, Running] = {}
+
+            def alone(name: str, running: Mapping[str, Running] = running) -> AbstractContextManager[None]:
+                return standing_still([server.watch for other, server in running.items() if other != name])
+
+            for name, start in servers.items():
+                mark = uuid.uuid4().hex
+                with alone(name):
+                    running[name] = Running(stack.enter_context(start({MARK: mark})), CpuWatch(mark))
+                    prepare_side(name, running[name], rounds, args)
+            for turn in range(args.turns):
+                order = list(running) if turn % 2 == 0 else list(running)[::-1]
+                for concurrency in args.concurrency:
+                    for name in order:
+                        with alone(name):
+                            load = load_of(concurrency, f"{round_number + 1}.{turn + 1}", args)
+                            take_turn(name, running[name], load, rounds)
+            if DEFAULT in running:
+                status = httpx.get(f"{running[DEFAULT].url}/status", timeout=30, trust_env=False).json()
+                rounds.transferred_bytes.append(float(status["totals"]["transferred_bytes"]))
     return rounds
 
 
@@ -209,7 +238,7 @@ def _medians(seen: Sequence[Mapping[str, float]]) -> tuple[float, dict[str, floa
 
 
 def ratio_rows(dtype: str, rounds: Rounds, side: str, concurrencies: Sequence[int]) -> list[Row]:
-    """A side beside vLLM: ratios of medians, with the lowest and the highest ratio of one round."""
+    """A side beside vLLM: the median of the ratios of each turn, with the lowest and the highest."""
     rows = []
     for concurrency in concurrencies:
         ours, theirs = rounds.closed[side, concurrency], rounds.closed[VLLM, concurrency]
@@ -221,7 +250,7 @@ def ratio_rows(dtype: str, rounds: Rounds, side: str, concurrencies: Sequence[in
             rows.append(
                 Row(
                     name=f"ratio/{name}/{side}/{dtype}/{concurrency}",
-                    value=statistics.median(upper) / statistics.median(lower),
+                    value=statistics.median(each),
                     unit="x",
                     detail={"lowest": min(each), "highest": max(each)},
                 )
@@ -240,14 +269,15 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--sides", choices=SIDES, nargs="+", default=[DEFAULT, UNIFIED, VLLM])
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 16, 32], help="requests in flight")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds; each starts both servers")
-    parser.add_argument("--seconds", type=float, default=20.0, help="how long each concurrency is measured")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds; each starts all servers")
+    parser.add_argument("--turns", type=int, default=3, help="of each side at each concurrency in a round")
+    parser.add_argument("--seconds", type=float, default=4.0, help="how long a turn is measured")
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=64)
     add_json_option(parser)
     args = parser.parse_args()
-    if min(args.repeats, *args.concurrency) < 1 or args.output_tokens < 2:
-        parser.error("--repeats and --concurrency must be at least 1, --output-tokens at least 2")
+    if min(args.repeats, args.turns, *args.concurrency) < 1 or args.output_tokens < 2:
+        parser.error("--repeats, --turns and --concurrency must be at least 1, --output-tokens at least 2")
     signal.signal(signal.SIGTERM, end_on_signal)
     if VLLM in args.sides:
         peer_python(NAME)  # installs it before anything is timed

@@ -165,6 +165,9 @@ class RouterBoard:
         self._peers = peers
         self._own_id = own_id
         self._known: dict[str, KnownRouter] = {}
+        self._num_begun = 0
+        self._newest = 0
+        """What was asked before this is old: somebody has said by now who is there."""
         self.forgotten = ForgottenRouters()
 
     @property
@@ -181,6 +184,7 @@ class RouterBoard:
         self._learn_forgotten([report])
         if report.router_id in self.forgotten.names:
             return
+        self._newest = self._num_begun + 1
         self._note(report)
         self._known[report.router_id] = _departed(self._known[report.router_id])
 
@@ -194,9 +198,17 @@ class RouterBoard:
                 await self._peers.farewell(router_id, report, timeout_s=timeout_s)
 
     async def refresh(self, *, timeout_s: float) -> tuple[KnownRouter, ...]:
-        """Ask all of them at once, none for longer than ``timeout_s``."""
-        router_ids = self._peers.peer_ids()
+        """Ask all of them at once, none for longer than ``timeout_s``.
+
+        Answers that come behind those to a later question, or behind a last word, tell nothing: a router that went
+        meanwhile would be there again.
+        """
+        self._num_begun += 1
+        number, router_ids = self._num_begun, self._peers.peer_ids()
         answers = await asyncio.gather(*(self._ask(router_id, timeout_s) for router_id in router_ids))
+        if number < self._newest:
+            return self.others
+        self._newest = number
         reports = [report for report in answers if report is not None]
         answered = {report.router_id for report in reports}
         self._learn_forgotten(reports)

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks.closed_load import ClosedFigures, ClosedLoad, figures, send_closed
 from benchmarks.cpu_watch import ENGINE_THREADS, MARK, CpuWatch, spent
 from benchmarks.serving_peer import Rounds, baton_config, cpu_rows, ratio_rows, side_rows
+from benchmarks.standing_still import standing_still
 from benchmarks.token_stream import Answer, AnswerParser, Arrival, LoadError, StreamClient
 from cluster.config.config import BatonConfig
 
@@ -224,9 +226,9 @@ def test_ratios_above_one_mean_that_the_cluster_is_faster() -> None:
     assert sides["unified/idle_cpu/float32"] == pytest.approx(2.0)
     assert sides["vllm/itl_p50_ms/float32/8"] == 11
     assert {name: row.value for name, row in ratios.items()} == {
-        "ratio/http/unified/float32/8": 250 / 200,
-        "ratio/http_ttft/unified/float32/8": 50 / 25,
-        "ratio/http_itl/unified/float32/8": 1.0,
+        "ratio/http/unified/float32/8": 300 / 200,
+        "ratio/http_ttft/unified/float32/8": 40 / 20,
+        "ratio/http_itl/unified/float32/8": 11 / 10,
     }
     assert ratios["ratio/http/unified/float32/8"].detail == {"lowest": 1.0, "highest": 2.0}
 
@@ -257,6 +259,35 @@ def test_cluster_beside_the_peer_computes_with_two_threads(side: str, decode_thr
     assert (prefill.model.dtype, decode.model.dtype) == ("bfloat16", "bfloat16")
     assert decode.scheduler.max_num_seqs == 64
     assert (config.router.local_prefill_tokens > 1024) is (side == "unified")
+
+
+def test_servers_stand_still_while_another_has_its_turn() -> None:
+    def marked(name: str) -> subprocess.Popen[bytes]:
+        command = ["sh", "-c", "cat & cat; wait"]
+        return subprocess.Popen(command, env={**os.environ, MARK: name}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def states(name: str) -> set[str]:
+        return {process.status() for process in CpuWatch(name).processes()}
+
+    def look() -> None:
+        with standing_still([CpuWatch("waits")]):
+            seen.append((states("waits"), states("works")))
+            raise RuntimeError
+
+    seen: list[tuple[set[str], set[str]]] = []
+    with marked("waits") as waits, marked("works") as works:
+        try:
+            with pytest.raises(RuntimeError):
+                look()
+            seen.append((states("waits"), states("works")))
+        finally:
+            waits.communicate()
+            works.communicate()
+
+    during, after = seen
+    assert during[0] == {psutil.STATUS_STOPPED}
+    assert psutil.STATUS_STOPPED not in during[1] | after[0] | after[1]
+    assert after[0]
 
 
 def test_cpu_of_marked_processes_is_counted_with_the_engines_threads_apart() -> None:

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.report.counters import RouterCounters
 from router.report.metric_rows import MetricFamily
-from router.report.router_report import MAX_DEPARTED, LeaningNote, RouterBoard, RouterReport
+from router.report.router_report import MAX_DEPARTED, LeaningNote, NoPeers, RouterBoard, RouterReport
 from tests.support.loop_time import LoopTime
 from tests.support.router.router_peers import PeerNet
 from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
@@ -67,6 +67,12 @@ async def totals(rig: RouterRig) -> dict[str, Any]:
     return answer["totals"]
 
 
+async def until_known(rig: RouterRig) -> None:
+    """Return when a router knows of another one that has finished a request."""
+    board = rig.service.view._board
+    await until(lambda: any(item.report.counters.num_finished == 1 for item in board.others))
+
+
 async def test_either_router_tells_what_both_counted(routers: Routers) -> None:
     await routers.one.complete([5] * 7, max_tokens=5, ignore_eos=True)
     await routers.two.complete([5] * 9, max_tokens=3, ignore_eos=True)
@@ -114,8 +120,7 @@ async def test_router_that_is_gone_stays_in_the_counts_but_not_in_the_gauges(mod
     async with AsyncExitStack() as stack:
         routers = await two_routers(model_dir, stack, QUICK)
         await routers.one.complete([5] * 7, max_tokens=5, ignore_eos=True)
-        board = routers.two.service.view._board
-        await until(lambda: any(item.report.counters.num_finished == 1 for item in board.others))
+        await until_known(routers.two)
         del routers.net.views["one"]
 
         found = await samples(routers.two)
@@ -130,7 +135,7 @@ async def test_router_that_comes_later_knows_of_those_that_went(model_dir: Path)
     async with AsyncExitStack() as stack:
         routers = await two_routers(model_dir, stack, QUICK)
         await routers.one.complete([5] * 7, max_tokens=5, ignore_eos=True)
-        await totals(routers.two)
+        await until_known(routers.two)
         del routers.net.views["one"]
         await totals(routers.two)
         peers = routers.net.seen_by("three")
@@ -141,6 +146,41 @@ async def test_router_that_comes_later_knows_of_those_that_went(model_dir: Path)
     states = {row["router_id"]: row["state"] for row in answer["routers"]}
     assert states == {"three": "running", "two": "running", "one": "departed"}
     assert answer["totals"]["tokens"] == 5
+
+
+class SlowPeers(NoPeers):
+    """One other router, which answers when it is let."""
+
+    def __init__(self) -> None:
+        self.ids = ["one"]
+        self.answers: list[asyncio.Future[RouterReport]] = []
+
+    def peer_ids(self) -> list[str]:
+        return self.ids
+
+    async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
+        self.answers.append(asyncio.get_running_loop().create_future())
+        return await self.answers[-1]
+
+
+@pytest.mark.parametrize("last_word", ["before a later question", "after it"])
+async def test_answer_to_an_earlier_question_brings_no_router_back(last_word: str) -> None:
+    peers = SlowPeers()
+    board = RouterBoard(peers, own_id="me")
+    board.note_farewell(report_of("before"))
+    early = asyncio.create_task(board.refresh(timeout_s=60))
+    await until(lambda: len(peers.answers) == 1)
+    peers.ids = []
+    if last_word == "before a later question":
+        board.note_farewell(report_of("one"))
+    await board.refresh(timeout_s=60)
+    if last_word == "after it":
+        board.note_farewell(report_of("one"))
+
+    peers.answers[0].set_result(report_of("one", num_finished=1))
+
+    states = {known.report.router_id: known.state for known in await early}
+    assert states == {"before": "departed", "one": "departed"}
 
 
 async def test_workers_that_only_one_router_saw_are_in_the_counts_of_both(routers: Routers) -> None:
