@@ -65,6 +65,7 @@ class EngineCore:
         self._counters = StepCounters()
         self._next_cache_event = 0
         self.num_load_changes = 0
+        self._checked_change = 0
 
     def share_cores(self, threads: StepThreads) -> None:
         """Let ``threads`` choose the threads of every step, and tell it when there is none; closed with this engine."""
@@ -220,7 +221,13 @@ class EngineCore:
             self._threads.rest()
 
     def rest(self) -> None:
-        """Called when there is nothing to do: check that every block is where it is recorded, and count it if not."""
+        """Called when there is nothing to do: check that every block is where it is recorded, and count it if not.
+
+        Once after each change: a large cache takes milliseconds, in which nobody is served.
+        """
+        if self._checked_change == self.num_load_changes:
+            return
+        self._checked_change = self.num_load_changes
         try:
             self.scheduler.check_integrity()
         except AssertionError:

@@ -114,6 +114,35 @@ async def test_cores_are_lent_while_an_engine_has_nothing_to_compute() -> None:
     assert cores.is_closed
 
 
+async def test_blocks_are_looked_at_once_after_each_change_when_an_engine_comes_to_rest() -> None:
+    core = chain_engine()
+    looks: list[int] = []
+
+    def look() -> None:
+        looks.append(core.num_load_changes)
+        raise AssertionError("a block leaked")
+
+    async def take_turns() -> None:
+        for _ in range(3):
+            await engine._thread.call(lambda core: None)
+
+    core.scheduler.check_integrity = look  # type: ignore[method-assign]
+    engine = AsyncEngine(lambda: core)
+    await engine.start()
+    await run_to_end(engine, greedy_request("a", [5, 6, 7], max_tokens=2))
+    await take_turns()
+    num_looks = len(looks)
+    await take_turns()
+    assert len(looks) == num_looks > 0
+
+    await run_to_end(engine, greedy_request("b", [5, 6, 7], max_tokens=2))
+    await take_turns()
+    await engine.close()
+
+    assert len(looks) == len(set(looks)) > num_looks
+    assert core.stats().num_integrity_failures == len(looks)
+
+
 async def test_request_that_comes_during_a_step_has_waited_since_then() -> None:
     core, clock = chain_engine(), ManualClock()
     core.runner = runner = PausableRunner(core.runner)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 
 from engine.contract.errors import OutOfBlocksError
 from engine.scheduler.blocks.prefix_index import PrefixIndex
@@ -153,18 +154,18 @@ class BlockPool:
             }
             raise AssertionError(f"block references (pool, owners) disagree: {wrong}")
         if self._group_of is not None:
-            held = [self._group_of[block_id] for block_id, refs in enumerate(self._num_refs) if refs]
-            if [held.count(group) for group in range(len(self._num_held_of))] != self._num_held_of:
+            held = Counter(compress(self._group_of, self._num_refs))
+            if [held[group] for group in range(len(self._num_held_of))] != self._num_held_of:
                 raise AssertionError(f"the groups' held blocks are not {self._num_held_of}")
-        unheld = {block_id for block_id, refs in enumerate(self._num_refs) if refs == 0}
-        if len(self._free) + len(self._cached) != len(unheld) or set(self._free) | set(self._cached) != unheld:
+        # A cache may have 100,000 blocks, and requests wait for this: no loop over all of them is written out.
+        unheld = {*self._free, *self._cached}
+        is_complete = self.num_free == len(unheld) == self._num_refs.count(0)
+        if not is_complete or any(map(self._num_refs.__getitem__, unheld)):
             raise AssertionError("free and cached blocks are not the blocks that nobody holds")
-        for block_id in self._free:
-            if self._index.hash_of(block_id) is not None:
-                raise AssertionError(f"free block {block_id} is still published")
-        for block_id in self._cached:
-            if self._index.hash_of(block_id) is None:
-                raise AssertionError(f"cached block {block_id} is not published")
+        if any(map(self._index.hash_of, self._free)):
+            raise AssertionError("a free block is still published")
+        if not all(map(self._index.hash_of, self._cached)):
+            raise AssertionError("a cached block is not published")
 
     def _assign(self, block_ids: Sequence[int], group: int) -> None:
         """Note whom blocks serve that were just taken."""

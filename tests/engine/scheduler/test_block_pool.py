@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -127,6 +128,69 @@ def test_integrity_names_the_blocks_that_leaked() -> None:
 
     with pytest.raises(AssertionError, match=rf"\{{{table[0]}: \(1, 0\)\}}"):
         kv_cache.check_integrity([])
+
+
+def hold_a_free_one(pool: BlockPool, index: PrefixIndex) -> None:
+    pool._free.append(pool.allocate(1)[0])
+
+
+def lose_a_free_one(pool: BlockPool, index: PrefixIndex) -> None:
+    pool._free.pop()
+
+
+def keep_one_twice(pool: BlockPool, index: PrefixIndex) -> None:
+    pool._free.append(pool._free[0])
+
+
+def keep_one_in_two_places(pool: BlockPool, index: PrefixIndex) -> None:
+    pool._free[0] = next(iter(pool._cached))
+
+
+def publish_a_free_one(pool: BlockPool, index: PrefixIndex) -> None:
+    index.publish(pool._free[0], content(9))
+
+
+def withdraw_a_cached_one(pool: BlockPool, index: PrefixIndex) -> None:
+    index.withdraw([next(iter(pool._cached))])
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (hold_a_free_one, "disagree"),
+        (lose_a_free_one, "not the blocks that nobody holds"),
+        (keep_one_twice, "not the blocks that nobody holds"),
+        (keep_one_in_two_places, "not the blocks that nobody holds"),
+        (publish_a_free_one, "a free block is still published"),
+        (withdraw_a_cached_one, "a cached block is not published"),
+    ],
+)
+def test_integrity_notices_each_kind_of_damage(damage: Callable[[BlockPool, PrefixIndex], None], words: str) -> None:
+    index = PrefixIndex(8)
+    pool = BlockPool(8, index, on_evict=index.withdraw)
+    block_id = pool.allocate(1)[0]
+    index.publish(block_id, content(1))
+    pool.free([block_id])
+    pool.check_integrity([0] * 8)
+
+    damage(pool, index)
+
+    with pytest.raises(AssertionError, match=words):
+        pool.check_integrity([0] * 8)
+
+
+def test_integrity_counts_the_held_blocks_of_each_group() -> None:
+    index = PrefixIndex(8)
+    pool = BlockPool(8, index, on_evict=index.withdraw, num_groups=2)
+    expected = [0] * 8
+    for block_id in itertools.chain(*pool.allocate_by_group([2, 3])):
+        expected[block_id] = 1
+    pool.check_integrity(expected)
+
+    pool._num_held_of[1] -= 1
+
+    with pytest.raises(AssertionError, match="held blocks"):
+        pool.check_integrity(expected)
 
 
 ACTIONS = st.lists(st.tuples(st.sampled_from(["allocate", "share", "publish", "free"]), st.integers(0, 7)), max_size=80)

@@ -6,7 +6,7 @@ import asyncio
 import pickle
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import time as wall_clock_s
 from typing import Any, TypeVar
@@ -14,11 +14,9 @@ from typing import Any, TypeVar
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.report.counters import RouterCounters
-from router.report.metric_rows import MetricFamily
-from router.report.router_report import MAX_DEPARTED, LeaningNote, NoPeers, RouterBoard, RouterReport
+from router.report.router_report import MAX_DEPARTED, LeaningNote, RouterReport
 from tests.support.loop_time import LoopTime
-from tests.support.router.router_peers import PeerNet
+from tests.support.router.router_peers import PeerNet, report_of
 from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
 
 T = TypeVar("T")
@@ -148,41 +146,6 @@ async def test_router_that_comes_later_knows_of_those_that_went(model_dir: Path)
     assert answer["totals"]["tokens"] == 5
 
 
-class SlowPeers(NoPeers):
-    """One other router, which answers when it is let."""
-
-    def __init__(self) -> None:
-        self.ids = ["one"]
-        self.answers: list[asyncio.Future[RouterReport]] = []
-
-    def peer_ids(self) -> list[str]:
-        return self.ids
-
-    async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
-        self.answers.append(asyncio.get_running_loop().create_future())
-        return await self.answers[-1]
-
-
-@pytest.mark.parametrize("last_word", ["before a later question", "after it"])
-async def test_answer_to_an_earlier_question_brings_no_router_back(last_word: str) -> None:
-    peers = SlowPeers()
-    board = RouterBoard(peers, own_id="me")
-    board.note_farewell(report_of("before"))
-    early = asyncio.create_task(board.refresh(timeout_s=60))
-    await until(lambda: len(peers.answers) == 1)
-    peers.ids = []
-    if last_word == "before a later question":
-        board.note_farewell(report_of("one"))
-    await board.refresh(timeout_s=60)
-    if last_word == "after it":
-        board.note_farewell(report_of("one"))
-
-    peers.answers[0].set_result(report_of("one", num_finished=1))
-
-    states = {known.report.router_id: known.state for known in await early}
-    assert states == {"before": "departed", "one": "departed"}
-
-
 async def test_workers_that_only_one_router_saw_are_in_the_counts_of_both(routers: Routers) -> None:
     one = routers.one
     await one.complete([5] * 20, max_tokens=4, ignore_eos=True)
@@ -246,69 +209,6 @@ async def test_report_passes_between_processes(routers: Routers) -> None:
     report = routers.one.service.view.report()
 
     assert pickle.loads(pickle.dumps(report)) == report
-
-
-@dataclass(slots=True)
-class Coming:
-    """Peers that come and go. ``gone`` is what they tell of others."""
-
-    names: list[str] = field(default_factory=list)
-    gone: tuple[RouterReport, ...] = ()
-
-    def peer_ids(self) -> list[str]:
-        return self.names
-
-    async def farewell(self, router_id: str, report: RouterReport, *, timeout_s: float) -> None:
-        raise AssertionError(f"{router_id} was told of {report.router_id}")
-
-    async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
-        return report_of(router_id, gone=self.gone)
-
-
-def report_of(
-    router_id: str, *, created_s: int = 0, gone: tuple[RouterReport, ...] = (), num_finished: int = 0
-) -> RouterReport:
-    families: tuple[MetricFamily, ...] = ()
-    return RouterReport(
-        router_id=router_id,
-        number=1,
-        pid=1,
-        created_s=created_s,
-        num_alive=0,
-        num_waiting=0,
-        counters=RouterCounters(num_finished=num_finished),
-        families=families,
-        departed={},
-        gone=gone,
-    )
-
-
-async def test_only_so_many_routers_are_remembered() -> None:
-    peers = Coming()
-    board = RouterBoard(peers, own_id="me")
-    for number in range(MAX_DEPARTED + 10):
-        peers.names = [f"router-{number}"]
-        await board.refresh(timeout_s=1.0)
-
-    assert len(board.others) == MAX_DEPARTED + 1
-
-
-async def test_routers_that_went_are_not_forgotten_and_remembered_in_turn() -> None:
-    went = [report_of(f"router-{number}", created_s=number) for number in range(MAX_DEPARTED + 6)]
-    peers = [Coming(names=["other"]), Coming(names=["other"])]
-    boards = [RouterBoard(peer, own_id="me") for peer in peers]
-    for board, order in zip(boards, (went, went[::-1]), strict=True):
-        for report in order:
-            board.note_farewell(report)
-        await board.refresh(timeout_s=1.0)
-    remembered = [{report.router_id for report in boards[0].gone()}]
-    for _ in range(3):
-        peers[0].gone, peers[1].gone = boards[1].gone(), boards[0].gone()
-        for board in boards:
-            await board.refresh(timeout_s=1.0)
-            remembered.append({report.router_id for report in board.gone()})
-
-    assert remembered == [{report.router_id for report in went[6:]}] * len(remembered)
 
 
 async def test_totals_keep_what_routers_counted_that_are_not_remembered_any_more(model_dir: Path) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from router.pool.workers import WorkerUnavailableError
 from router.report.cluster_view import ClusterView
+from router.report.counters import RouterCounters
+from router.report.metric_rows import MetricFamily
 from router.report.router_report import RouterReport
 from router.stored_responses.store import Order, ResponseStore, StoredResponse
 from router.trace.origin import Viewer
@@ -76,3 +78,22 @@ class Peers:
         if view is None:
             raise WorkerUnavailableError(replica_id=router_id, reason="it is gone")
         return view.report()
+
+
+def report_of(
+    router_id: str, *, created_s: int = 0, gone: tuple[RouterReport, ...] = (), num_finished: int = 0
+) -> RouterReport:
+    """What a router told of itself once."""
+    families: tuple[MetricFamily, ...] = ()
+    return RouterReport(
+        router_id=router_id,
+        number=1,
+        pid=1,
+        created_s=created_s,
+        num_alive=0,
+        num_waiting=0,
+        counters=RouterCounters(num_finished=num_finished),
+        families=families,
+        departed={},
+        gone=gone,
+    )
