@@ -99,6 +99,12 @@ class BatonSide:
             num_started += len(self._core.step().deltas())
         return self._core
 
+    def give_up(self) -> None:
+        """End what ``start`` began, and what it has not ended."""
+        self._core.abort([str(number + 1) for number in range(self._num_requests)])
+        while self._core.has_unfinished():
+            self._core.step()
+
     def _add(self, prompts: Prompts, *, max_tokens: int) -> None:
         from engine.contract.messages import GenerateRequest, SamplingParams
 

@@ -4,18 +4,21 @@
 
 A cluster whose decode worker computes everything itself (as ``unified`` of benchmarks/serving_peer.py), with 2 threads
 and with 1, gets ``batch`` requests at once; what is looked at is a window in which all of them decode. The engine alone
-runs the same batch, in a process of its own, stepped by its main thread, before and after the cluster.
+runs the same batch, in a process of its own, stepped by its main thread. Both take ``--turns`` turns of ``--seconds``,
+and the cluster stands still while the engine has its own (benchmarks/standing_still.py).
 
-Rows: ``<side>/step_ms/<threads>/<batch>`` (a mean over the window); ``ratio/step/<threads>/<batch>``, the worker's over
-that of the engine alone, below 1.05 wanted; ``worker/cpu_per_wall/<threads>/<batch>``, CPU seconds of the engine's
-threads in a second of the window; ``worker/team_sleeps/<threads>/<batch>``, how often a second the threads of the team
-(all but the one that steps) went to sleep.
+Rows are medians over the turns: ``<side>/step_ms/<threads>/<batch>`` (of means over the windows);
+``ratio/step/<threads>/<batch>``, the worker's over that of the engine alone in the same turn, below 1.05 wanted;
+``worker/cpu_per_wall/<threads>/<batch>``, CPU seconds of the engine's threads in a second of the window;
+``worker/team_sleeps/<threads>/<batch>``, how often a second the threads of the team (all but the one that steps) went
+to sleep.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import re
@@ -36,7 +39,8 @@ from benchmarks.cpu_watch import MARK, CpuWatch, ThreadUse
 from benchmarks.random_llama import VOCAB_SIZE, name_all_tokens, write_random_llama
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.served import served_cluster
-from benchmarks.serving_peer import UNIFIED, baton_config
+from benchmarks.serving_peer import UNIFIED, WAKE_S, baton_config
+from benchmarks.standing_still import standing_still
 from benchmarks.token_stream import StreamClient
 
 NUM_PROMPT_TOKENS = 32
@@ -56,6 +60,14 @@ class Figures:
     step_s: float
     cpu_per_wall: float = 0.0
     team_sleeps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Mean seconds of a step of the engine alone, and the worker's figures right after."""
+
+    alone_s: float
+    worker: Figures
 
 
 def steps_so_far(url: str) -> tuple[float, float]:
@@ -91,6 +103,8 @@ async def decode_window(url: str, watch: CpuWatch, batch: int, window_s: float) 
     await asyncio.gather(*asking, return_exceptions=True)
     for client in clients:
         client.close()
+    if num_after == num_before:
+        raise RuntimeError(f"the worker told of no step in a window of {window_s:g} s: the machine has too much to do")
     return Figures(
         step_s=(step_s_after - step_s_before) / (num_after - num_before),
         cpu_per_wall=sum(use.cpu_s - before.get(thread, ThreadUse(0, 0)).cpu_s for thread, use in after.items())
@@ -105,38 +119,37 @@ def _team_sleeps(before: Mapping[int, ThreadUse], after: Mapping[int, ThreadUse]
     return sum(after[thread].num_sleeps - before.get(thread, ThreadUse(0, 0)).num_sleeps for thread in team)
 
 
-def in_cluster(model: Path, dtype: str, num_threads: int, args: argparse.Namespace) -> dict[int, Figures]:
-    """The worker's figures by batch."""
-    mark = uuid.uuid4().hex
-    watch = CpuWatch(mark)
-    config = {**baton_config(UNIFIED, model, dtype), "decode": {"num_threads": num_threads}}
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        json.dump(config, file)  # which is YAML as well
-        file.flush()
-        with served_cluster(["--config", file.name], environment={MARK: mark}) as url:
-            return {batch: asyncio.run(decode_window(url, watch, batch, args.seconds)) for batch in [8, *args.batches]}
+class EngineAlone:
+    """The same engine in a process of its own, which sleeps between its turns."""
+
+    def __init__(self, model: Path, dtype: str, num_threads: int, window_s: float) -> None:
+        command = [sys.executable, "-m", "benchmarks.worker_step", "--alone", str(model), "--dtype", dtype]
+        command += ["--threads", str(num_threads), "--seconds", str(window_s)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def step_s(self, batch: int) -> float:
+        """Mean seconds of a step in a window in which ``batch`` requests decode."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{batch}\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
 
 
-def alone(model: Path, dtype: str, num_threads: int, batches: Sequence[int], seconds: float) -> dict[int, float]:
-    """Mean seconds of a step by batch, of an engine in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.worker_step", "--alone", str(model), "--dtype", dtype]
-    command += ["--threads", str(num_threads), "--seconds", str(seconds), "--batches", *map(str, batches)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return {int(batch): float(step_s) for batch, step_s in json.loads(output.splitlines()[-1]).items()}
-
-
-def step_alone(args: argparse.Namespace) -> dict[int, float]:
-    """The engine's own side; prints nothing."""
+def serve_alone(args: argparse.Namespace) -> None:
+    """The other side of ``EngineAlone``: a line with a batch in, a line with seconds out."""
     from engine.device.torch_environment import prepare_torch
 
     prepare_torch(args.threads[0])
     from benchmarks.engine import BatonSide
 
-    rng = random.Random(1)
-    seen = {}
-    for batch in args.batches:
-        side = BatonSide(args.alone, args.dtype, args.threads[0])
-        prompts = [[rng.randrange(1, VOCAB_SIZE) for _ in range(NUM_PROMPT_TOKENS)] for _ in range(batch)]
+    side, rng = BatonSide(args.alone, args.dtype, args.threads[0]), random.Random(1)
+    for line in sys.stdin:
+        prompts = [[rng.randrange(1, VOCAB_SIZE) for _ in range(NUM_PROMPT_TOKENS)] for _ in range(int(line))]
         core = side.start(prompts, max_tokens=MAX_OUTPUT_TOKENS)
         settled_s = time.perf_counter() + SETTLE_S
         while time.perf_counter() < settled_s:
@@ -145,26 +158,49 @@ def step_alone(args: argparse.Namespace) -> dict[int, float]:
         while time.perf_counter() < began_s + args.seconds:
             core.step()
             num_steps += 1
-        seen[batch] = (time.perf_counter() - began_s) / num_steps
-    return seen
+        print((time.perf_counter() - began_s) / num_steps, flush=True)
+        side.give_up()
 
 
-def rows_of(worker: Mapping[int, Figures], engine: Mapping[int, Sequence[float]], num_threads: int) -> list[Row]:
+def take_turns(model: Path, num_threads: int, args: argparse.Namespace) -> dict[int, list[Turn]]:
+    """The turns of both sides with so many threads, by batch."""
+    mark = uuid.uuid4().hex
+    watch = CpuWatch(mark)
+    config = {**baton_config(UNIFIED, model, args.dtype), "decode": {"num_threads": num_threads}}
+    turns: dict[int, list[Turn]] = {batch: [] for batch in args.batches}
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file, contextlib.ExitStack() as stack:
+        json.dump(config, file)  # which is YAML as well
+        file.flush()
+        url = stack.enter_context(served_cluster(["--config", file.name], environment={MARK: mark}))
+        engine = EngineAlone(model, args.dtype, num_threads, args.seconds)
+        stack.callback(engine.close)
+        asyncio.run(decode_window(url, watch, max(args.batches), args.seconds))  # which does not count
+        for _ in range(args.turns):
+            for batch, seen in turns.items():
+                with standing_still([watch]):
+                    alone_s = engine.step_s(batch)
+                time.sleep(WAKE_S)
+                seen.append(Turn(alone_s, asyncio.run(decode_window(url, watch, batch, args.seconds))))
+    return turns
+
+
+def rows_of(turns: Mapping[int, Sequence[Turn]], num_threads: int) -> list[Row]:
     """All rows of one number of threads."""
     rows = []
-    for batch, alone_s in engine.items():
-        seen, step_s, name = worker[batch], statistics.mean(alone_s), f"{num_threads}/{batch}"
+    for batch, seen in turns.items():
+        name = f"{num_threads}/{batch}"
+        ratios = [turn.worker.step_s / turn.alone_s for turn in seen]
+        worker_ms = statistics.median(turn.worker.step_s for turn in seen) * 1e3
+        alone_ms = statistics.median(turn.alone_s for turn in seen) * 1e3
+        cpu_per_wall = statistics.median(turn.worker.cpu_per_wall for turn in seen)
+        sleeps = statistics.median(turn.worker.team_sleeps for turn in seen)
+        detail: dict[str, float | str] = {"lowest": min(ratios), "highest": max(ratios)}
         rows += [
-            Row(name=f"{WORKER}/step_ms/{name}", value=seen.step_s * 1e3, unit="ms"),
-            Row(
-                name=f"{ALONE}/step_ms/{name}",
-                value=step_s * 1e3,
-                unit="ms",
-                detail={"first": alone_s[0] * 1e3, "last": alone_s[-1] * 1e3},
-            ),
-            Row(name=f"ratio/step/{name}", value=seen.step_s / step_s, unit="x"),
-            Row(name=f"{WORKER}/cpu_per_wall/{name}", value=seen.cpu_per_wall, unit="cores"),
-            Row(name=f"{WORKER}/team_sleeps/{name}", value=seen.team_sleeps, unit="1/s"),
+            Row(name=f"{WORKER}/step_ms/{name}", value=worker_ms, unit="ms"),
+            Row(name=f"{ALONE}/step_ms/{name}", value=alone_ms, unit="ms"),
+            Row(name=f"ratio/step/{name}", value=statistics.median(ratios), unit="x", detail=detail),
+            Row(name=f"{WORKER}/cpu_per_wall/{name}", value=cpu_per_wall, unit="cores"),
+            Row(name=f"{WORKER}/team_sleeps/{name}", value=sleeps, unit="1/s"),
         ]
     return rows
 
@@ -175,12 +211,13 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--threads", nargs="+", type=count, default=[2, 1])
     parser.add_argument("--batches", nargs="+", type=count, default=[1, 8, 32])
-    parser.add_argument("--seconds", type=positive, default=5.0, help="how long a window is")
+    parser.add_argument("--turns", type=count, default=5)
+    parser.add_argument("--seconds", type=positive, default=2.0, help="how long a window is")
     parser.add_argument("--alone", type=Path, help=argparse.SUPPRESS)
     add_json_option(parser)
     args = parser.parse_args()
     if args.alone is not None:
-        print(json.dumps(step_alone(args)))
+        serve_alone(args)
         return
     import torch
 
@@ -190,10 +227,7 @@ def main() -> None:
         write_random_llama(model, getattr(torch, args.dtype))
         name_all_tokens(model)
         for num_threads in args.threads:
-            first = alone(model, args.dtype, num_threads, args.batches, args.seconds)
-            worker = in_cluster(model, args.dtype, num_threads, args)
-            last = alone(model, args.dtype, num_threads, args.batches, args.seconds)
-            rows += rows_of(worker, {batch: [first[batch], last[batch]] for batch in args.batches}, num_threads)
+            rows += rows_of(take_turns(model, num_threads, args), num_threads)
     publish(rows, packages=("torch", "ray", "baton-serve"), json_file=args.json, title="A worker's steps")
 
 
