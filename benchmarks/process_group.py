@@ -10,12 +10,22 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from benchmarks.served import wait_until_ready
 
 STOP_TIMEOUT_S = 30.0
 LOG_TAIL_BYTES = 8000
+
+
+def end_on_sigterm() -> None:
+    """Let this process leave on SIGTERM as on an error, so that the servers that it runs are ended too."""
+    signal.signal(signal.SIGTERM, _leave)
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def end_group(process: subprocess.Popen[Any], timeout_s: float = STOP_TIMEOUT_S) -> None:

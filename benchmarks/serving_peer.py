@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import signal
 import statistics
 import sys
 import tempfile
@@ -35,7 +34,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 import httpx
 import torch
@@ -45,6 +43,7 @@ from benchmarks.closed_load import ClosedFigures, ClosedLoad, run_closed, send_c
 from benchmarks.cpu_watch import ENGINE_THREADS, MARK, CpuWatch, spent
 from benchmarks.peers.process import PEERS, peer_python
 from benchmarks.peers.vllm_server import NAME, served_vllm
+from benchmarks.process_group import end_on_sigterm
 from benchmarks.random_llama import VOCAB_SIZE, name_all_tokens, write_random_llama
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.served import served_cluster
@@ -258,11 +257,6 @@ def ratio_rows(dtype: str, rounds: Rounds, side: str, concurrencies: Sequence[in
     return rows
 
 
-def end_on_signal(number: int, _: FrameType | None) -> None:
-    """Leave as on an error, so that the server that runs is ended too."""
-    raise SystemExit(128 + number)
-
-
 def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -278,7 +272,7 @@ def main() -> None:
     args = parser.parse_args()
     if min(args.repeats, args.turns, *args.concurrency) < 1 or args.output_tokens < 2:
         parser.error("--repeats, --turns and --concurrency must be at least 1, --output-tokens at least 2")
-    signal.signal(signal.SIGTERM, end_on_signal)
+    end_on_sigterm()
     if VLLM in args.sides:
         peer_python(NAME)  # installs it before anything is timed
     with tempfile.TemporaryDirectory() as folder:

@@ -35,6 +35,7 @@ from benchmarks.memory_watch import (
     proxies_of,
     quarters,
 )
+from benchmarks.process_group import end_on_sigterm
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.two_nodes import SECOND_NODE_IP, TwoNodes, two_nodes
 from cluster.chaos.live_cluster import LiveCluster, is_whole, members
@@ -311,6 +312,7 @@ def main() -> None:
     )
     add_json_option(parser)
     arguments = parser.parse_args()
+    end_on_sigterm()
     with (
         tempfile.TemporaryDirectory() as folder,
         two_nodes(Path(folder), CLUSTER) as cluster,

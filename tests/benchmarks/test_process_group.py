@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,25 @@ def test_whole_group_ends_though_its_leader_ignores_the_wish() -> None:
 
         assert output.read() == ""  # ends only when the child, which holds the other end too, is gone
     assert process.returncode is not None
+
+
+def test_benchmark_that_is_asked_to_end_ends_what_it_runs() -> None:
+    code = """
+from benchmarks.process_group import end_on_sigterm
+end_on_sigterm()
+try:
+    print("ready", flush=True)
+    input()
+finally:
+    print("ended", flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.terminate()
+
+        assert process.stdout.read() == b"ended\n"
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_server_that_ends_at_once_is_reported_with_its_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
