@@ -1,1 +1,1 @@
-"""Deciding: which tokens of which requests each step computes. Free of torch."""
+"""The scheduler: decides which tokens of which requests each step computes. Free of torch."""

@@ -1,4 +1,4 @@
-"""Waiting requests: who may start now, with which blocks, from which position on. Free of torch."""
+"""Admission of waiting requests: which may start now, with which blocks, and from which position. Free of torch."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ from engine.scheduler.requests.row_table import RowTable
 from engine.scheduler.step_draft import StepDraft
 
 MAX_PASSED_OVER: Final = 64
-"""How many requests a step looks behind: what is blocked must not cost more, however much of it there is."""
+"""How many blocked requests a step looks behind: the cost of a step must not grow with the number of blocked ones."""
 
 MAX_ASKED_AGAIN: Final = 16
-"""How many undecided requests a step asks again."""
+"""How many undecided requests a step asks about again."""
 
 
 class Admission:
-    """Starts waiting and loaded requests while budget, rows and blocks last. Loads cost nothing of the budget.
+    """Starts waiting and loaded requests while token budget, rows and blocks last. Loads use none of the token budget.
 
-    A request is admitted only when the blocks of *all* its known tokens are free, and gets them at once: whoever was
-    admitted can compute its prompt, and every load has its destination, whatever comes after (known-failures 7). Of a
-    group with a window these are the blocks that it holds at once; it gives back as many as it takes from then on.
-    Beyond that, it leaves a block of each group for each admitted request that will grow, and a watermark. A request
-    whose next block somebody computes right now is passed over: it will find it in the cache.
+    A request is admitted only when blocks for *all* its known tokens are free, and it takes them at once. So every
+    admitted request can compute its prompt, and every load has its destination, whatever comes after
+    (known-failures 7). In a KV cache group with a window, these are the blocks that the request holds at one time; from
+    then on it gives back as many as it takes. In addition, admission leaves free a watermark, and one block in each
+    group for each admitted request that will grow. A request whose next block another one is computing now is passed
+    over: it will find that block in the cache.
     """
 
     def __init__(
@@ -76,13 +77,13 @@ class Admission:
 
     @property
     def ask_again_at_s(self) -> float | None:
-        """When undecided requests are due; None when there are none."""
+        """When the connector is to be asked again about undecided requests; None when there are none."""
         return self._ask_again_at_s if len(self._live_requests.undecided) else None
 
     def run(self, draft: StepDraft) -> None:
-        """Add requests that start to the step: loaded ones first, which hold their blocks and need none."""
+        """Add the requests that start to the step. Loaded ones come first: they hold their blocks already."""
         if len(self._live_requests.live) == self._table.num_requests and not len(self._early):
-            return  # everybody runs
+            return  # every live request runs
         self._ask_again()
         if draft.favoured is not None:
             self._let_in_first(draft.favoured, draft)
@@ -93,7 +94,7 @@ class Admission:
                 self._begin_early()
 
     def _let_in_first(self, request: Request, draft: StepDraft) -> None:
-        """Let the favoured request in before all others, without a row if it loads."""
+        """Admit the favoured request before all others. If it loads, it needs no row yet."""
         if request in self._live_requests.waiting:
             if not draft.is_blocked:
                 self._admit(request, draft)
@@ -101,7 +102,7 @@ class Admission:
             self._start(request, draft)
 
     def _serve(self, queue: RequestQueue, admit: Callable[[Request, StepDraft], Verdict], draft: StepDraft) -> None:
-        """Let in whoever may start, from the head of a queue up to the first barrier."""
+        """Admit requests from the head of a queue up to the first barrier; those passed over keep their places."""
         passed_over: list[Request] = []
         while self._table.num_free_rows and len(passed_over) < MAX_PASSED_OVER:
             request = queue.peek()
@@ -127,7 +128,7 @@ class Admission:
         if self._is_brought_by_other(request, local.num_blocks):
             return Verdict.PASSED_OVER
         need = self._search.need(request, local, start=num_local_tokens)
-        has_windows = self._kv_cache.has_windows  # what these need depends on how much is loaded
+        has_windows = self._kv_cache.has_windows  # then the blocks needed depend on how much is loaded
         if not has_windows and self._make_room(request, need) > 0:
             return Verdict.BARRIER
         match = self._search.match(request, local)
@@ -155,7 +156,7 @@ class Admission:
         return Verdict.ADMITTED
 
     def _ask_gates(self, request: Request, local: CachedPrefix, draft: StepDraft) -> Verdict:
-        """What the gates say of a waiting request; of what is not known yet they are asked when it is."""
+        """Ask the gates about a waiting request; ADMITTED while the source does not know yet what it can load."""
         match = self._search.match(request, local)
         if match is None:
             return Verdict.ADMITTED
@@ -163,7 +164,7 @@ class Admission:
         return self.ask_gates(request, draft, request.num_tokens - num_known_tokens)
 
     def ask_gates(self, request: Request, draft: StepDraft, num_tokens: int) -> Verdict:
-        """The first verdict that is not ADMITTED on a request of which ``num_tokens`` would be computed here."""
+        """The first verdict other than ADMITTED on a request of which this engine would compute ``num_tokens``."""
         for gate in self._gates:
             verdict = gate.ask(request, draft, max(num_tokens, 1))
             if verdict is not Verdict.ADMITTED:
@@ -184,7 +185,7 @@ class Admission:
         stream_id: str | None = None,
         shared: frozenset[int] = frozenset(),
     ) -> None:
-        """Load the KV of known tokens up to ``num_tokens``; who brings the same along waits for it."""
+        """Load the KV of known tokens up to ``num_tokens``; other requests for the same KV wait for this load."""
         block_size = self._kv_cache.block_size
         self._remote.begin(
             request,
@@ -199,7 +200,7 @@ class Admission:
             self._pending.claim(request, block_size)
 
     def _take_over(self, request: Request, early: EarlyLoad) -> bool:
-        """Go on with what an early load of this very request holds; False, and it is dropped, when that is no use."""
+        """Take over this request's early load, with its blocks; False, and it is dropped, when it is of no use."""
         num_matched = self._match_early(request, early)
         if not num_matched:
             return False
@@ -220,7 +221,7 @@ class Admission:
         return True
 
     def _match_early(self, request: Request, early: EarlyLoad) -> int:
-        """Tokens that the hand-over supplies beside what an early load holds; where it is none, that is dropped."""
+        """Tokens that the hand-over supplies beyond the early load's local blocks; 0 drops the early load."""
         match = self._remote.match(request, early.num_local_blocks * self._kv_cache.block_size)
         if match is None or not match.num_tokens:
             self._early.drop(request.request_id)
@@ -228,7 +229,7 @@ class Admission:
         return match.num_tokens
 
     def _begin_early(self) -> None:
-        """Let early loads in while there is room to spare; most of them will have a first token by then."""
+        """Begin early loads while blocks are to spare, with room for a first token: most will have one by then."""
         for early in self._early.pending():
             request = early.request
             local = self._search.local(request)
@@ -242,7 +243,7 @@ class Admission:
                 self._early.begin(early, need, num_local_blocks=local.num_blocks)
 
     def _start(self, request: Request, draft: StepDraft) -> Verdict:
-        """Give a loaded request its row, unless that is the last one, and kept for one that goes before it."""
+        """Give a loaded request its row, unless the rows left are kept for a request of higher priority."""
         if draft.token_budget <= 0:
             return Verdict.BARRIER
         if self.waits_on_others(request):
@@ -255,7 +256,7 @@ class Admission:
         return Verdict.ADMITTED
 
     def waits_on_others(self, request: Request) -> bool:
-        """True when somebody computes the next block that a loaded request misses; what is there by now it takes."""
+        """Adopt published blocks for a loaded request; True when another request computes its next missing one."""
         if not self._kv_cache.enable_prefix_caching:
             return False
         self._counters.num_adopted_blocks += adopt_published_blocks(request, self._kv_cache, self._pending)
@@ -283,15 +284,15 @@ class Admission:
             self._announcer.started(request, is_complete=is_complete)
 
     def _can_compute(self, request: Request, num_tokens: int, draft: StepDraft) -> bool:
-        """There are rows, and something left of the budget; without chunked prefill all of the prompt fits."""
+        """True when there are rows and token budget; without chunked prefill, budget for the whole prompt."""
         has_tokens = draft.has_tokens(num_tokens, is_chunked=self._config.enable_chunked_prefill)
         return has_tokens and self._table.num_free_rows >= request.num_rows
 
     def prospect(self, request: Request) -> Start | None:
-        """What a waiting request would begin with if it had room.
+        """What a waiting request would begin with if there were room for it.
 
         Returns:
-            None when room would not let it start: it waits for what somebody else brings, or it is undecided now.
+            None when room alone would not let it start: another request is bringing its next block, or it is undecided.
         """
         local = self._search.local(request)
         num_local_tokens = local.num_blocks * self._kv_cache.block_size
@@ -311,11 +312,11 @@ class Admission:
         return Start(need, num_tokens, is_load=match.num_tokens > 0)
 
     def num_missing_blocks(self, request: Request, start: Start) -> int:
-        """Blocks that would have to become free before a waiting request could start; early loads give way first."""
+        """Blocks that must become free before a waiting request could start; drops early loads to make room first."""
         return 0 if start.holds_blocks else self._make_room(request, start.need)
 
     def _make_room(self, request: Request, need: BlockNeed) -> int:
-        """Blocks that ``request`` lacks after early loads gave way to it."""
+        """Drop early loads until ``request`` has its blocks; returns how many it still lacks."""
         num_missing = self._num_missing_blocks(request, need)
         while num_missing > self._kv_cache.num_fenced and self._early.drop_newest():
             num_missing = self._num_missing_blocks(request, need)
@@ -325,9 +326,9 @@ class Admission:
         return need.num_blocks + self.headroom(request) - self._kv_cache.num_free_beside(need)
 
     def _is_brought_by_other(self, request: Request, block_index: int) -> bool:
-        """True when a waiting request should wait on: its next block comes without work of its own.
+        """True when a waiting request should wait longer, because another request is already bringing its next block.
 
-        What one could load or compute is worth waiting for only while somebody else does the same.
+        A request that can load waits only for another load of the same KV, one that must compute only for computing.
         """
         if request.kv_transfer is None:
             return self._is_computed_by_other(request, block_index)
@@ -335,7 +336,7 @@ class Admission:
         return block_hash is not None and self._pending.is_loaded_by_other(block_hash, request)
 
     def _is_computed_by_other(self, request: Request, block_index: int) -> bool:
-        """True when the next block that this request needs is full, and somebody computes it now."""
+        """True when the next block that this request needs is full, and another request is computing it."""
         block_hash = self._next_shareable(request, block_index)
         return block_hash is not None and self._pending.is_computed_by_other(block_hash, request)
 
@@ -346,7 +347,7 @@ class Admission:
         return request.block_hashes[block_index]
 
     def headroom(self, request: Request) -> int:
-        """Blocks that must stay free for ``request`` to be admitted, so that whoever was before it can go on."""
+        """Blocks that must stay free when ``request`` is admitted, so that those admitted before it can go on."""
         if not self.num_admitted:
             return 0
         table, rows = self._table, self._table.order
@@ -357,7 +358,7 @@ class Admission:
 
     @property
     def num_admitted(self) -> int:
-        """Requests that have blocks."""
+        """The number of requests that have blocks."""
         return self._table.num_requests + len(self._live_requests.ready) + self._remote.num_loading
 
     def num_rows_kept_a_block(self, request: Request) -> int:
@@ -368,7 +369,7 @@ class Admission:
         return int(is_growing.sum()) + request.num_rows - len(rows)
 
     def rows_that_grow_now(self) -> set[int]:
-        """Rows that take a block in the coming step, and ``headroom`` counts one for each of them after it as well."""
+        """Rows that take a block in the coming step and, for ``headroom``, still count as growing after it."""
         table, rows = self._table, self._table.order
         capacity = table.capacity[rows]
         is_full = np.minimum(table.num_expected[rows], table.ceiling[rows]) > capacity
@@ -387,7 +388,7 @@ class Admission:
         request.queue_s = self._clock() - request.queued_at_s
 
     def _ask_again(self) -> None:
-        """Put undecided requests back, oldest first, when they are due."""
+        """When they are due, put undecided requests back at the head of the queue, oldest first."""
         undecided = self._live_requests.undecided
         if not len(undecided) or self._clock() < self._ask_again_at_s:
             return

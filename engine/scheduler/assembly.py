@@ -1,4 +1,4 @@
-"""Builds the scheduler's collaborators and connects them; options that are off are not built. Free of torch."""
+"""Builds the scheduler's collaborators and connects them; what is switched off is not built. Free of torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from kv_transfer.connector import SchedulerConnector
 
 
 class Preparation(Protocol):
-    """Something that looks at the state before a step is put together."""
+    """Something that may change the state before a step is put together."""
 
     def prepare(self, draft: StepDraft, /) -> None:
         """Change what the step starts from."""
@@ -49,7 +49,7 @@ class Preparation(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The mutable state, each part with one owner; every collaborator is given the parts that it needs."""
+    """The mutable state. Each part has one owner, and each collaborator gets the parts that it needs."""
 
     counters: Counters
     cache_events: CacheEventLog | None
@@ -99,7 +99,7 @@ def assemble(
     drafting: Drafting | None = None,
     grammars: GrammarCompiler | None = None,
 ) -> Parts:
-    """Build everything; ``config`` was checked against the cache."""
+    """Build all parts; ``config`` was checked against the cache before."""
     state = _state(
         config,
         cache,
@@ -353,7 +353,7 @@ def _prompt_budget(
     config: SchedulerConfig, state: State, timer: StepTimer, clock: Callable[[], float]
 ) -> PromptBudget | None:
     if not config.enable_chunked_prefill:
-        return None  # a prompt that is computed whole cannot leave others room
+        return None  # prompts are computed whole, and cannot be limited
     return PromptBudget(
         config,
         table=state.table,

@@ -1,4 +1,4 @@
-"""The rows and blocks of beams: they share what is computed, and copy what they will write to. Free of torch."""
+"""The rows and blocks of beams: they share what is computed, and copy the blocks that they write to. Free of torch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from kv_transfer.cache_groups import held_blocks
 
 
 class BeamRows:
-    """Brings what steps tell of beams to the searches, and lays out the beams that these choose.
+    """Passes the candidates of each step to the beam searches, and gives the chosen beams their rows and blocks.
 
-    A beam is a row of its own. When all rows of a request have returned, its search chooses; rows that no chosen beam
-    continues are given up there and then. Before the next step is put together, each row that is left goes on as its
-    first beam, and every other beam gets a row that holds the full blocks of it once more, and a copy of its last one
-    where that is not full. Where there is no room for the copies, the request waits, as running requests do for blocks.
+    Each beam is a row of its own. When all rows of a request have returned from a step, its search chooses the next
+    beams, and rows that no chosen beam continues are given up at once. Before the next step is put together, each
+    remaining row goes on as the first beam that continues it. Every other beam gets a new row: it holds the full blocks
+    of its parent row too, and a copy of the last block if that is not full. Where there are no blocks for the copies,
+    the request waits, as running requests do that lack blocks.
 
-    Beams offer no blocks to other requests: only their prompt can be found in the cache.
+    Beams publish no blocks: other requests find only their prompt in the cache.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class BeamRows:
     # ---- after a step
 
     def take_in(self, rows: Iterable[int], candidates: BeamCandidates | None) -> None:
-        """Take what these rows, which are beams and sampled, brought."""
+        """Take in the candidates of these rows, all of which are beams that sampled."""
         assert candidates is not None, "the runner told no candidates of beams"
         places = {row: place for place, row in enumerate(candidates.rows.tolist())}
         for row in rows:
@@ -66,7 +67,7 @@ class BeamRows:
                 self._choose(request, request.beams)
 
     def _hand_over(self, request: Request) -> None:
-        """A prompt is computed for another engine, which begins the search."""
+        """End a request whose prompt is computed here for another engine; the search begins there."""
         params = self._live_requests.hand_over(request, num_tokens=request.num_prompt_tokens)
         self._live_requests.report(request, FinishReason.HANDED_OVER, kv_transfer=params)
 
@@ -89,10 +90,10 @@ class BeamRows:
     # ---- before a step
 
     def prepare(self, draft: StepDraft, /) -> None:
-        """Lay out the beams that were chosen, first those of requests that are served first."""
+        """Lay out the chosen beams, in the order in which their requests are served."""
         for request in sorted(self._chosen, key=self._preemption.key):
             group = self._chosen[request]
-            if group.next_beams is None:  # it lost its rows
+            if group.next_beams is None:  # the request lost its rows
                 del self._chosen[request]
             elif self._has_room(request, group.next_beams, draft):
                 del self._chosen[request]
@@ -100,7 +101,7 @@ class BeamRows:
                 group.next_beams = None
 
     def _has_room(self, request: Request, beams: Sequence[NextBeam], draft: StepDraft) -> bool:
-        """True when there are blocks for all copies, after others gave way; False, and the request waits."""
+        """True when there are blocks for all copies, if need be by preempting others; False: the request waits."""
         num_blocks = self._num_copies(beams) * self._kv_cache.groups.num_groups
         if num_blocks <= self._kv_cache.num_free:
             return True
@@ -116,7 +117,7 @@ class BeamRows:
         return (len(beams) - len({beam.parent_row for beam in beams})) * has_partial
 
     def _num_computed(self, row: int) -> int:
-        """Positions of a row whose beams were chosen that are computed: all of its known tokens."""
+        """Computed positions of a row whose beams were chosen: all of its known tokens."""
         return int(self._table.num_computed[row])
 
     def _lay_out(self, beams: Sequence[NextBeam], draft: StepDraft) -> tuple[int, ...]:
@@ -132,7 +133,7 @@ class BeamRows:
         return tuple(rows)
 
     def _fork(self, parent_row: int, num_computed: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-        """A row that holds what ``parent_row`` computed, and which blocks are to be copied for it."""
+        """Make a row that shares what ``parent_row`` computed; returns it, and which blocks to copy for it."""
         table, block_size = self._table, self._table.block_size
         num_full = num_computed // block_size
         copies: tuple[tuple[int, int], ...] = ()
@@ -148,11 +149,11 @@ class BeamRows:
     # ---- what the runner is told
 
     def tell(self, draft: StepDraft, reports: Reports) -> Reports:
-        """Add the beams that were laid out and still have their rows to the step.
+        """Tell the runner of the beams that were laid out and still have their rows.
 
         Returns:
-            The rows to be released before the step: those that go on are set anew, and those that lost their request
-            before the runner knew of them are none of its concern.
+            The reports, with the rows to release before the step. Rows that go on are released and set anew. Rows that
+            lost their request before the runner knew of them are left out.
         """
         if not draft.forked:
             return reports

@@ -1,4 +1,4 @@
-"""Several decode steps in one, where nothing can change between them. Free of torch."""
+"""Several decode steps in one launch, where nothing can change between them. Free of torch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from engine.scheduler.step_draft import Batch, StepDraft
 
 
 class DecodeSteps:
-    """Lets the runner decode up to ``max_decode_steps`` times before it comes back.
+    """Lets the runner make up to ``max_decode_steps`` decode steps before it returns.
 
-    Only where every running request decodes, nobody waits or loads, and blocks are there: then the next steps would
-    be the same ones. No request decodes past its limit: the one that is nearest to its own says how often. Tokens
-    behind a stop token are dropped, as those of drafts are. Requests with a grammar, with more stop tokens than
-    ``RowTable`` compares by array, or that were promised a gap between their tokens, take one step at a time. Whoever
-    arrives meanwhile waits for the end. A runner that ``cuts`` such steps short keeps nobody waiting, and no promised
-    gap from being one.
+    This happens only where every running request decodes, none waits or loads, and the blocks are there: the next steps
+    would be the same. No request decodes past its limit: the one nearest to its limit bounds the number of steps.
+    Tokens behind a stop token are dropped, like those of rejected drafts. One step at a time is made for requests with
+    a grammar, with more stop tokens than ``RowTable`` compares by array, or with a promised gap between tokens. A
+    request that arrives meanwhile waits until all steps are done. Where the runner ``cuts`` such steps short, new
+    requests do not wait, and requests with a promised gap may take part.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class DecodeSteps:
         self._remote = remote
 
     def run(self, draft: StepDraft) -> None:
-        """Let a step that only decodes do so several times."""
+        """Turn a step that only decodes into several decode steps."""
         batch = draft.running
         if batch is None or not batch.is_decode or not self._is_alone(draft, batch):
             return
@@ -50,7 +50,7 @@ class DecodeSteps:
             return
         num_more = (num_steps - 1) * batch.rows.size
         counts: IntArray = np.full(batch.rows.size, num_steps, np.int32)
-        # As with drafts: not to be scheduled again before it is known how far each came.
+        # As with drafts: no row is scheduled again before its number of new tokens is known.
         self._table.num_expected[batch.rows] -= 1
         draft.token_budget -= num_more
         draft.num_decode_steps = num_steps
@@ -62,7 +62,7 @@ class DecodeSteps:
         )
 
     def _is_alone(self, draft: StepDraft, batch: Batch) -> bool:
-        """True when these rows are all that there is to do."""
+        """True when there is no work but these rows, and all of them can make several steps."""
         live, table = self._live_requests, self._table
         if (
             draft.started
@@ -78,7 +78,7 @@ class DecodeSteps:
         return not any(request.grammar is not None for request in table.requests_of(batch.rows))
 
     def _num_steps(self, draft: StepDraft, batch: Batch) -> int:
-        """As many as all rows can make, with blocks for all of them."""
+        """The most steps that all rows can make with the blocks that they have or get."""
         table, rows, ends = self._table, batch.rows, batch.ends
         if (table.num_tokens[rows] != ends).any():
             return 1

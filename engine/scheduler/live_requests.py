@@ -1,4 +1,4 @@
-"""Every live request and where it is; moving it frees what must be freed. Free of torch."""
+"""Every live request and its state; moving a request out of a state frees what it held there. Free of torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kv_transfer.params import KVTransferParams
 
 
 class Reports(NamedTuple):
-    """Rows that were given up and requests that ended, for the runner."""
+    """What the runner has to be told: rows that were given up, and requests that ended."""
 
     released_rows: IntArray
     finished_request_ids: tuple[str, ...]
@@ -33,11 +33,11 @@ NOTHING_TO_REPORT = Reports(EMPTY_INTS, ())
 
 
 class LiveRequests:
-    """Live requests by id: waiting, undecided (a connector does not know yet), loading, ready or running.
+    """Live requests by id: waiting, undecided, compiling, loading, ready or running.
 
-    ``ready`` requests were loaded, hold their blocks and need only a row. ``undecided`` ones are set aside until they
-    are asked again, ``compiling`` ones until their grammar is there. The end of each is reported once: in a step's
-    result, or in ``finished`` if it ended between steps.
+    ``undecided`` requests are set aside until the connector, which does not know yet, is asked about them again.
+    ``compiling`` ones wait for their grammar. ``ready`` ones were loaded, hold their blocks and need only a row. The
+    end of each request is reported once: in a step's result, or in ``finished`` if it ended between steps.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class LiveRequests:
 
     @property
     def num_startable(self) -> int:
-        """Those of them that would start if they had room."""
+        """Waiting requests that would start if there were room."""
         return len(self.waiting) + len(self.undecided)
 
     @property
@@ -91,13 +91,13 @@ class LiveRequests:
         self.queued_prefill_tokens += request.num_tokens
 
     def add_compiling(self, request: Request) -> None:
-        """Take in a new request whose grammar is being compiled; it stays out of the way of the others until then."""
+        """Take in a new request whose grammar is being compiled; until that is done, it is in no queue."""
         self.live[request.request_id] = request
         self.compiling.push(request)
         self.queued_prefill_tokens += request.num_tokens
 
     def end_compiling(self, request: Request) -> None:
-        """Queue a request whose grammar is there."""
+        """Queue a request whose grammar is compiled."""
         self.compiling.remove(request)
         self.waiting.push(request)
 
@@ -117,7 +117,7 @@ class LiveRequests:
         return [block_id for of_row in tables for block_id in held_blocks(of_row)]
 
     def preempt(self, request: Request) -> None:
-        """Take a request's blocks; it goes to the head of the queue, and that is counted."""
+        """Take a running or ready request's blocks, put it at the head of the queue, and count the preemption."""
         row = request.row
         num_computed = request.num_computed_tokens if row is None else int(self._table.num_computed[row])
         self.put_back(request)
@@ -126,7 +126,7 @@ class LiveRequests:
         self._counters.num_preemptions += 1
 
     def put_back(self, request: Request) -> None:
-        """Take a request's blocks, or its load; it goes to the head of the queue and is computed here."""
+        """Take a request's blocks or its load, and put it at the head of the queue; its KV is computed here."""
         self._kv_cache.release_tables(self._take_tables(request))
         request.state = RequestState.WAITING
         request.num_computed_tokens = request.num_preempted_tokens = 0
@@ -137,13 +137,13 @@ class LiveRequests:
         self.queued_prefill_tokens += request.num_tokens
 
     def finish(self, request: Request) -> None:
-        """End a request wherever it is and free all it held; the caller reports the end."""
+        """End a request in any state and free all that it held; the caller reports the end."""
         self._kv_cache.release_tables(self._retire(request))
 
     def hand_over(self, request: Request, *, num_tokens: int) -> KVTransferParams:
-        """End a running request and keep its first tokens' KV, which is computed, under a lease.
+        """End a running request, and keep the computed KV of its first ``num_tokens`` tokens under a lease.
 
-        Of a group with a window that is what the last of these tokens sees: whoever goes on needs no more.
+        In a group with a window, only the blocks that the last of these tokens sees are kept: the reader needs no more.
         """
         self._announcer.finish(request)
         tables = self._retire(request)
@@ -167,7 +167,7 @@ class LiveRequests:
         kv_transfer: KVTransferParams | None = None,
         beams: tuple[BeamResult, ...] = (),
     ) -> None:
-        """Queue the end of a request that has no new tokens, or none of its own."""
+        """Queue the end of a request that has no new tokens in a step's result."""
         delta = TokenDelta(
             request_id=request.request_id,
             token_ids=(),
@@ -184,16 +184,16 @@ class LiveRequests:
 
     @property
     def has_finished(self) -> bool:
-        """True when an end between steps was not taken yet."""
+        """True when requests ended between steps and ``take_finished`` has not been called since."""
         return bool(self._finished)
 
     def take_finished(self) -> list[tuple[str, TokenDelta]]:
-        """What ended between steps, with the client of each; once."""
+        """The ends that happened between steps, with the client of each; each is returned once."""
         finished, self._finished = self._finished, []
         return finished
 
     def take_reports(self) -> Reports:
-        """What the runner has not been told; each once."""
+        """What the runner has not been told yet; each report is returned once."""
         if not self.has_reports:
             return NOTHING_TO_REPORT
         reports = Reports(np.array(self._released_rows, np.int32), tuple(self._finished_ids))
@@ -201,7 +201,7 @@ class LiveRequests:
         return reports
 
     def give_up_row(self, row: int) -> None:
-        """Take one of several rows from a request, and free its blocks: its beam is dropped."""
+        """Take one of several rows from a request and free its blocks, because its beam is dropped."""
         self._kv_cache.release_tables(self._table.release_one(row))
         self._released_rows.append(row)
 
@@ -215,7 +215,7 @@ class LiveRequests:
         return tables
 
     def _take_tables(self, request: Request) -> BlockTables:
-        """Take a request out of the place where it is; returns the block tables that are its own to free."""
+        """Take a request out of its present state; returns the block tables that the caller must free."""
         tables: BlockTables = []
         self._pending.withdraw(request)
         if request.state is RequestState.RUNNING:

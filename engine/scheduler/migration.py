@@ -1,4 +1,4 @@
-"""Requests leave a live engine for another one, and take their KV along: all of them (drain), or those that are told
+"""Live requests leave for another engine and take their KV along: all of them in a drain, or those that were ordered
 to. Free of torch.
 """
 
@@ -16,12 +16,12 @@ from kv_transfer.cache_groups import has_window
 
 
 class Migration:
-    """Ends requests with a hand-over of all that was computed for them.
+    """Ends requests with a hand-over of all KV that was computed for them.
 
-    A running request's blocks stay under a lease until the engine that goes on has read them. A waiting one holds
-    nothing, and passes on the hand-over it came with; what a preempted one had is computed again, and counted here.
-    One whose KV is being loaded goes when it runs: what is on its way here would be lost. One that hands over after its
-    first token does so, and is not moved once it has begun.
+    A running request's blocks stay under a lease until the next engine has read them. A waiting request holds nothing,
+    and passes on the hand-over that it came with, if any; tokens that it lost by preemption are computed again, and
+    counted here. A loading request leaves only once it runs: the KV on its way here would be lost. A request that hands
+    over after its first token anyway is not moved once it has begun.
     """
 
     def __init__(self, *, table: RowTable, live_requests: LiveRequests, remote: RemoteKV, counters: Counters) -> None:
@@ -32,8 +32,9 @@ class Migration:
         self._ordered: list[Request] = []
 
     def order(self, request_ids: Iterable[str], *, only_waiting: bool = False) -> None:
-        """Have requests leave as soon as they can; with ``only_waiting`` those that wait, now, and no others. Ids of
-        requests that are not here are counted and ignored.
+        """Have requests leave as soon as they can. With ``only_waiting`` the waiting ones leave now, and no others do.
+
+        Ids of requests that are not here are counted and ignored.
         """
         self._ordered = [request for request in self._ordered if not request.is_finished]
         for request_id in request_ids:
@@ -48,11 +49,11 @@ class Migration:
 
     @property
     def is_due(self) -> bool:
-        """True when one of those that were told to leave can go, but for a step in flight."""
+        """True when a request that was ordered to leave can go once no step is in flight."""
         return any(_can_go(request) for request in self._ordered)
 
     def run_ordered(self) -> int:
-        """Let those go that were told to and can; to be called between steps, when none is in flight.
+        """End the ordered requests that can go now. Call it between steps, when none is in flight.
 
         Returns:
             How many requests left.
@@ -62,7 +63,7 @@ class Migration:
         return self._let_go([request for request in ordered if _can_go(request)])
 
     def run(self) -> int:
-        """Let go of everything that can go now; to be called between steps, when none is in flight.
+        """End every request that can go now. Call it between steps, when none is in flight.
 
         Returns:
             How many requests left.
@@ -89,12 +90,12 @@ class Migration:
         num_tokens = int(self._table.num_computed[request.row])
         has_kv = num_tokens > 0
         if request.beams is not None:
-            # A search begins anew elsewhere, behind its prompt. Where that has left a window it is computed again.
+            # The search begins anew elsewhere, behind the prompt, which is computed again where a window left it.
             num_tokens = min(num_tokens, request.num_prompt_tokens)
             tables = self._table.block_tables(request.row)
             has_kv = has_kv and has_window(self._table.groups, tables, num_tokens - 1)
         if not has_kv or request.num_prompt_logprobs is not None:
-            # What is cached has no logits: the log-probabilities of a prompt come from whoever computes all of it.
+            # Cached KV has no logits: the engine that tells a prompt's log-probabilities computes all of it.
             self._counters.recomputed_tokens += num_tokens
             self._live_requests.finish(request)
             self._live_requests.report(request, FinishReason.HANDED_OVER)
@@ -104,5 +105,5 @@ class Migration:
 
 
 def _can_go(request: Request) -> bool:
-    """True unless what is on its way to the request would be lost, or it has ended."""
+    """True for a running or waiting request. A load that is on its way here would be lost."""
     return request.state in (RequestState.RUNNING, RequestState.WAITING)

@@ -1,4 +1,4 @@
-"""A request of higher priority takes the place of running ones of lower priority. Free of torch."""
+"""Preemption by priority: a waiting request takes the place of running ones of lower priority. Free of torch."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MAX_ASKED: Final = 16
 
 
 class PriorityPreemption:
-    """Makes a place for the first waiting or loaded request if it starts then, and has it let in before all others.
+    """Preempts for the first waiting or loaded request if that lets it start, and has it admitted before all others.
 
-    A request that computes needs blocks and a row, one that loads only blocks, one that was loaded only a row. While
-    steps are in flight the blocks of those who gave way may still be written: the place is kept until they returned,
-    and nobody else gives way meanwhile.
+    A request that computes needs blocks and a row, one that loads only blocks, a loaded one only a row. Steps in flight
+    may still write the blocks of preempted requests. Until those steps return, the place is kept for the request, and
+    no other one is preempted.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PriorityPreemption:
                 break
             self._favour_waiting(head, draft)
             if self._live_requests.waiting.peek() is head:
-                break  # else it is undecided, and set aside
+                break  # otherwise it became undecided, and was set aside
         if loaded is not None and not is_first and draft.favoured is None:
             self._favour_loaded(loaded, draft)
 
@@ -74,7 +74,7 @@ class PriorityPreemption:
         return head is None or loaded.message.priority <= head.message.priority
 
     def _favour_loaded(self, request: Request, draft: StepDraft) -> None:
-        """Let a loaded request have the row of whoever is served last."""
+        """Give a loaded request the row of the running request that is served last."""
         victims: list[Request] = []
         num_missing = request.num_rows - self._table.num_free_rows
         if num_missing <= 0:
@@ -90,7 +90,7 @@ class PriorityPreemption:
             self._let_in(request, draft, victims)
 
     def _favour_waiting(self, request: Request, draft: StepDraft) -> None:
-        """Let a waiting request have what it lacks, or keep for it what others would take before it."""
+        """Get a waiting request what it lacks, or keep for it what others would take first."""
         lower = self._lower_than(request)
         if not lower:
             return
@@ -106,7 +106,7 @@ class PriorityPreemption:
         room = Room(request, start, num_rows=num_rows, kv_cache=self._kv_cache, admission=self._admission)
         num_rows_of_ready = sum(other.num_rows for other in self._live_requests.ready)
         if num_rows - request.num_rows >= num_rows_of_ready - num_before and room.num_missing_blocks <= 0:
-            return  # it starts by itself
+            return  # it starts without help
         if self._kv_cache.num_fenced:
             if room.num_missing_blocks <= self._kv_cache.num_fenced:
                 draft.favoured = request
@@ -116,7 +116,7 @@ class PriorityPreemption:
             self._let_in(request, draft, victims)
 
     def _fewest(self, lower: list[Request], room: Room) -> list[Request] | None:
-        """As few as make enough room, of those served last; None when all of them together do not."""
+        """The fewest victims that make enough room, last served first; None when all of them are not enough."""
         victims: list[Request] = []
         for victim in sorted(lower, key=self._preemption.key, reverse=True):
             if room.is_enough():
@@ -146,13 +146,13 @@ class PriorityPreemption:
             draft.has_preempted = True
 
     def _would_start(self, request: Request, start: Start, draft: StepDraft) -> bool:
-        """True when nothing but room keeps a request out of a step."""
+        """True when nothing but missing room keeps the request out of the step."""
         if self._admission.ask_gates(request, draft, start.num_tokens) is not Verdict.ADMITTED:
             return False
         return start.is_load or draft.has_tokens(start.num_tokens, is_chunked=self._is_chunked)
 
     def _after(self, draft: StepDraft, victims: list[Request]) -> StepDraft:
-        """The step without these requests: what is left of its budget, at least, when all others have their share."""
+        """The step without these victims. Its budget is at least what is left once all others have their share."""
         after = replace(draft, leaving_rows=tuple(row for victim in victims for row in victim.rows))
         if self._partial_prefills is not None:
             self._partial_prefills.prepare(after)
@@ -168,7 +168,7 @@ class PriorityPreemption:
 
 
 class Room:
-    """What a waiting request lacks, while others are taken out of their places in thought."""
+    """What a waiting request still lacks, while candidates for preemption are taken out on trial."""
 
     def __init__(
         self, request: Request, start: Start, *, num_rows: int, kv_cache: KVCacheManager, admission: Admission
@@ -178,7 +178,7 @@ class Room:
         self._num_rows_needed = 0 if start.is_load else request.num_rows
         self._num_rows = num_rows
         self._growing: set[int] = set() if start.holds_blocks else admission.rows_that_grow_now()
-        self._growth = kv_cache.groups.num_groups  # a request that grows takes a block of each
+        self._growth = kv_cache.groups.num_groups  # a growing request takes one block in each group
         self._num_missing = admission.num_missing_blocks(request, start) + len(self._growing) * self._growth
         self._headroom = 0 if start.holds_blocks else admission.headroom(request)
         self._num_others = admission.num_admitted
@@ -188,16 +188,16 @@ class Room:
 
     @property
     def num_missing_blocks(self) -> int:
-        """Blocks that are still missing; what admission keeps free for those who are out need not be free."""
+        """Blocks still missing. Headroom that admission keeps for the candidates taken out no longer counts."""
         not_kept = self._num_kept_for_others if self._num_others else self._headroom
         return self._num_missing - not_kept
 
     def is_enough(self) -> bool:
-        """True when nothing is missing any more."""
+        """True when nothing is missing."""
         return self.num_missing_blocks <= 0 and (self._num_rows >= self._num_rows_needed or not self._num_rows_needed)
 
     def take_out(self, victim: Request, block_ids: list[int]) -> None:
-        """As if ``victim`` had given up its row and these blocks; blocks that several hold are free with the last."""
+        """Assume that ``victim`` gave up its row and these blocks; a shared block is free with its last holder."""
         self._num_released.update(block_ids)
         self._num_missing -= self._num_last_held(block_ids)
         self._move(victim, 1)

@@ -1,4 +1,4 @@
-"""What the connector reports: loads that ended bring their requests back, leases that ended free their blocks."""
+"""Connector events: when a load ends its request goes on, when a lease ends its blocks are freed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kv_transfer.cache_groups import has_window, held_blocks
 from kv_transfer.connector import ConnectorEvents, LeaseEnded, LoadEnded
 
 KV_LOST = "kv_lost"
-"""The code of a request that goes back to its sender because too much of its KV was lost."""
+"""Error code of a request that goes back to its sender because too much of its KV was lost."""
 
 WAITED_IN_A_CIRCLE = "no room came for them while this engine's own were kept for others"
 
 
 class RemoteEvents:
-    """Applies connector events, each once; unknown, late and duplicate ones are counted and ignored."""
+    """Applies each connector event once; unknown, late and duplicate events are counted and ignored."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class RemoteEvents:
         self._counters = counters
 
     def apply(self, events: ConnectorEvents) -> None:
-        """Take in what ended."""
+        """Take in loads and leases that ended."""
         for load in events.loads:
             self._end_load(load)
         for request_id in events.stalled:
@@ -57,7 +57,7 @@ class RemoteEvents:
             self._end_lease(lease)
 
     def do_without(self, request: Request) -> None:
-        """Have a request that waits read nothing of what another engine keeps for it, which has its blocks back."""
+        """Give up the hand-over of a waiting request: it reads nothing, and the other engine's lease ends."""
         num_blocks = self._kv_cache.num_blocks_for(request.num_tokens)
         self._counters.num_standoffs += 1
         if self._config.load_failure_policy == "fail":
@@ -102,7 +102,7 @@ class RemoteEvents:
             self._compute_all(request, ended.load)
 
     def _note_load(self, request: Request, load: Load, event: LoadEnded) -> None:
-        """Keep when the load of a traced request was."""
+        """Record the load in the timeline of a traced request."""
         if request.timeline is not None:
             handed_over = request.message.kv_transfer
             request.timeline.note_load(
@@ -114,7 +114,7 @@ class RemoteEvents:
             )
 
     def _give_up_load(self, request_id: str) -> None:
-        """A load ran out of time: its request is computed here, its destination stays held until the load ended."""
+        """A load ran out of time: compute its request here; its destination stays held until the load ends."""
         load = self._remote.wanted_load(request_id)
         if load is None:
             self._counters.num_unknown_ids += 1
@@ -130,16 +130,17 @@ class RemoteEvents:
         self._compute_all(load.request, load)
 
     def _compute_all(self, request: Request, load: Load) -> None:
-        """Compute all that a load was to bring: nothing of what it brought is used, and nothing is loaded again."""
+        """Compute all that a load was to bring. Nothing that it brought is used, and nothing is loaded again."""
         request.is_load_lost = True
         self._counters.recomputed_tokens += load.num_tokens - load.first_block * self._kv_cache.block_size
         self._live_requests.put_back(request)
 
     def _is_repairable(self, load: Load, damaged_blocks: tuple[int, ...]) -> bool:
-        """True when all that computing the damaged blocks looks at is there, and others hold none of what it writes.
+        """True when the KV that the damaged blocks attend to is here, and no other request holds the blocks to be
+        rewritten.
 
-        A group with a window was loaded only from where the next token's window begins. The window of a damaged
-        block begins earlier; unless that is loaded as well, computing has to begin with what is in the cache here.
+        In a group with a window, the load brought only the blocks that the next token's window sees. The window of a
+        damaged block begins earlier. Unless that part was loaded too, computing must start from what is cached here.
         """
         if not damaged_blocks or not self._kv_cache.groups.has_windows:
             return True
@@ -149,18 +150,18 @@ class RemoteEvents:
         return has_window(self._kv_cache.groups, tables, first * self._kv_cache.block_size)
 
     def _is_too_much(self, request: Request, num_blocks: int) -> bool:
-        """True when whoever sent the request wants it back rather than computed here."""
+        """True when the sender wants the request back rather than so much KV computed here."""
         limit = request.message.max_recomputed_tokens
         return limit is not None and num_blocks * self._kv_cache.block_size > max(limit, 0) and num_blocks > 0
 
     def _resume(self, request: Request, load: Load, damaged_blocks: tuple[int, ...]) -> None:
-        """Keep what is valid, publish it, and leave the rest to be computed."""
+        """Keep and publish the valid blocks, and leave the rest to be computed."""
         num_recomputed = set_computed(
             request,
             load,
             damaged_blocks,
             block_size=self._kv_cache.block_size,
-            # A step computes one span of a request: what is to be computed whole must not lie in several.
+            # A step computes one span of a request: without chunked prefill there must be one span only.
             only_damaged=self._config.recompute_damaged_only and self._config.enable_chunked_prefill,
         )
         num_local_tokens = load.first_block * self._kv_cache.block_size

@@ -1,4 +1,4 @@
-"""Who may enter: what can never be served is refused at once, with the arithmetic. Free of torch."""
+"""Validation of new requests: one that can never be served is refused at once, with the arithmetic. Free of torch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.timeline import Timeline
 
 BeamLimit: TypeAlias = Callable[[int, int], int]
-"""How many tokens of KV an output can have, by the number of tokens of its prompt and of beams."""
+"""The most tokens of KV that one output can have, by the numbers of prompt tokens and of beams."""
 
 
 class RequestValidator:
     """Checks requests and queues those that can be served. A refusal releases the KV that was kept for the request.
 
-    ``max_kv_tokens`` are those of the longest request that the KV cache holds; None: of any length, since windows
-    bound what a request holds at once. ``max_beam_tokens`` says the same of a beam search.
+    ``max_kv_tokens`` is the length of the longest request that the KV cache holds; None means any length, because
+    windows bound what a request holds at a time. ``max_beam_tokens`` says the same for a beam search.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class RequestValidator:
         self._next_arrival_index = 0
 
     def enter(self, message: GenerateRequest, *, waited_s: float = 0.0) -> None:
-        """Queue a request, or take note of one that is to come; one whose output is complete already ends right here.
+        """Queue a request, or take note of one that is announced; a request whose output is complete ends right here.
 
-        It is queued since it came, ``waited_s`` ago: commands wait while a step computes.
+        ``waited_s``: how long ago it came; commands wait while a step computes. Its time in the queue includes that.
 
         Raises:
             RequestRefusedError: It cannot be served; its subclasses say more.
@@ -131,7 +131,7 @@ class RequestValidator:
         if message.sampling.beams is not None and not message.hand_over:
             self._check_beams(num_prompt_tokens, message.sampling.beams)
         num_waiting = self._live_requests.num_waiting
-        # What goes on here was accepted elsewhere: routers bound it, and a refusal would cost the KV that it brings.
+        # A request with output was accepted elsewhere: routers bound these, and a refusal would lose its KV.
         if num_waiting >= self._config.max_num_waiting and not message.output_token_ids:
             raise RequestRefusedError(
                 f"{num_waiting} requests are waiting, and at most {self._config.max_num_waiting} may", code="queue_full"
@@ -161,7 +161,7 @@ class RequestValidator:
             )
 
     def _end_if_complete(self, request: Request) -> None:
-        """End a request that came with its last token: moved here after that token was emitted."""
+        """End a request whose last token was already emitted before it was moved here."""
         if not request.message.output_token_ids:
             return
         last_token = request.message.output_token_ids[-1]

@@ -1,4 +1,4 @@
-"""Running requests first: share out the token budget, find blocks, preempt when there are none."""
+"""The pass over running requests: share out the token budget, find blocks, preempt when there are none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.scheduler.step_draft import NO_LIMIT, Batch, StepDraft
 
 
 class RunningPass:
-    """Schedules what already runs, by one pass over the rows unless some of them lack blocks."""
+    """Schedules the running requests, in one compiled pass over their rows unless some lack blocks."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class RunningPass:
             self._table.is_stalled[:] = 0
 
     def _shares(self, draft: StepDraft) -> IntArray:
-        """What each running request gets where prefills share the budget; else nothing, and ``advance`` sees to it."""
+        """Tokens of each running request where prefills share the budget; empty where ``advance`` hands them out."""
         if self._partial_prefills is None:
             return row_passes.NO_SHARES
         table = self._table
@@ -112,16 +112,14 @@ class RunningPass:
         )
 
     def _ones_for(self, num_rows: int) -> IntArray:
-        """One token each, and one sample each: what decode steps have in common, never written."""
+        """Read-only ones: the number of tokens, and of samples, of each row of a decode step."""
         if self._ones.size != num_rows:
             self._ones = np.ones(num_rows, np.int32)
             self._ones.setflags(write=False)
         return self._ones
 
     def extend(self, draft: StepDraft, rows: RowArray, ends: IntArray) -> bool:
-        """Append the blocks that these rows lack to come to ``ends``; False when there are not enough, and then none
-        was taken.
-        """
+        """Append the blocks that these rows need to reach ``ends``. All or nothing: False when there are too few."""
         counts = self._table.lacking_blocks(rows, ends)
         num_blocks = counts.sum(axis=1).tolist()
         if sum(num_blocks) > self._kv_cache.num_free:
@@ -135,10 +133,10 @@ class RunningPass:
         return True
 
     def _make_room(self, rows: RowArray, ends: IntArray) -> set[int]:
-        """Free blocks for those of these rows that are served first, at the cost of those served last.
+        """Find blocks for these rows, those served first before others, by preempting those served last.
 
         Returns:
-            Rows that have to wait: nobody is served after them, or the blocks come back when a step has returned.
+            Rows that have to wait: no request is served after them, or the blocks are free only once a step returns.
         """
         lacks = self._table.lacking_blocks(rows, ends).sum(axis=0)
         askers = [(self._table.owner(row), int(lack)) for row, lack in zip(rows.tolist(), lacks, strict=True)]
@@ -154,7 +152,7 @@ class RunningPass:
         return stalled
 
     def find_room(self, asker: Request, num_blocks: int) -> bool:
-        """Preempt whoever is served after ``asker`` until so many blocks are free; False where it has to wait."""
+        """Preempt requests served after ``asker`` until ``num_blocks`` are free; False when it has to wait."""
         while self._kv_cache.num_free < num_blocks:
             if self._kv_cache.num_free + self._kv_cache.num_fenced >= num_blocks:
                 return False

@@ -27,12 +27,13 @@ from kv_transfer.connector import NO_ORDERS, ConnectorEvents, ConnectorOrders, S
 
 
 class Scheduler:
-    """Hands every request tokens until its computed count has caught up with its known tokens; nothing else.
+    """Hands every request tokens to compute until its computed count has caught up with its known tokens.
 
-    ``schedule`` and ``update`` alternate, or run ahead: a step may be scheduled before the previous one returned, and
-    steps return in the order in which they were scheduled. With ``drafting`` a step also verifies draft tokens of
-    running requests; without ``grammars`` no request has one. Not thread-safe: one thread owns it. ``windows`` are
-    those of the model's KV cache groups, in tokens; None for a group whose layers see all that was before.
+    ``schedule`` and ``update`` alternate, or run ahead: a step may be scheduled before the previous one has returned.
+    Steps return in the order in which they were scheduled. With ``drafting`` a step also verifies draft tokens of
+    running requests; without ``grammars`` no request may have a grammar. Not thread-safe: one thread owns it.
+    ``windows`` are the windows of the model's KV cache groups, in tokens; None for a group whose layers see all earlier
+    tokens.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Scheduler:
     # ---- requests come and go
 
     def add_request(self, message: GenerateRequest, *, waited_s: float = 0.0) -> None:
-        """Queue a request, which came ``waited_s`` ago, or take note of one that is to come.
+        """Queue a request that came ``waited_s`` ago, or take note of one that is announced.
 
         Raises:
             PromptTooLongError: It can never fit.
@@ -111,12 +112,12 @@ class Scheduler:
         self._counters.num_requests += message.kv_stream is None
 
     def forget_client(self, client_id: str) -> None:
-        """A front end is gone: hold nothing for requests that it was still going to send."""
+        """A front end is gone: drop what is held for requests that it announced and has not sent."""
         self._is_quiet = False
         self._early.drop_client(client_id)
 
     def abort(self, request_id: str) -> bool:
-        """End a request in whatever state it is, announced ones included, or the lease of a finished one.
+        """End a request in any state, an announced one too, or the lease of a finished one.
 
         Its end comes with the next step's result. Unknown ids are counted and ignored.
 
@@ -136,12 +137,12 @@ class Scheduler:
         return is_known or request is not None
 
     def move_out(self) -> int:
-        """End the requests that can go on elsewhere, each with a hand-over of all that was computed for it.
+        """End the requests that can go on at another engine, each with a hand-over of all KV computed for it.
 
-        While a step is in flight nothing is done: what it computes is not known yet.
+        Does nothing while a step is in flight: how far requests come in it is not known yet.
 
         Returns:
-            How many left; those that are loading do so later.
+            How many requests left. Loading ones can leave only later.
         """
         if self._in_flight:
             return 0
@@ -154,21 +155,21 @@ class Scheduler:
         return num_left
 
     def order_out(self, request_ids: Iterable[str], *, only_waiting: bool = False) -> None:
-        """Have requests leave for another engine, each with a hand-over, as soon as :meth:`let_go` can do that.
+        """Have requests leave for another engine, each with a hand-over, as soon as :meth:`let_go` can end them.
 
-        One that is loading leaves when it runs, one that hands over anyway does that. Ids of requests that are not here
-        are counted and ignored. With ``only_waiting`` only those leave that wait.
+        A loading request leaves once it runs; one that hands over anyway just does that. Ids of requests that are not
+        here are counted and ignored. With ``only_waiting``, only requests that wait leave.
         """
         self._is_quiet = False
         self._migration.order(request_ids, only_waiting=only_waiting)
 
     @property
     def has_departures(self) -> bool:
-        """True when requests that were told to leave can go once no step is in flight."""
+        """True when requests that were ordered to leave can go once no step is in flight."""
         return self._migration.is_due
 
     def let_go(self) -> int:
-        """End those that were told to leave; nothing is done while a step is in flight. Returns how many left."""
+        """End the requests ordered to leave that can go; none while a step is in flight. Returns how many left."""
         if self._in_flight:
             return 0
         self._is_quiet = False
@@ -197,20 +198,20 @@ class Scheduler:
         return self._speculation is not None and self._speculation.is_needed
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput, *, cores: float = 1.0) -> StepResult:
-        """Take in what the oldest step in flight produced, which computed on ``cores`` times the engine's own cores."""
+        """Take in the result of the oldest step in flight, computed on ``cores`` times the engine's own cores."""
         return self._return_step(output, result, cores) if output.has_work else self.take_finished()
 
     def lean(self, prompt_share: float) -> None:
-        """Take at least so much for prompts in each step, as a share of what it takes without; see ``Role``."""
+        """Set the least share of a step for prompts, relative to the step's time without them; see ``Role``."""
         if self._prompt_budget is not None:
             self._prompt_budget.prompt_share = prompt_share
 
     def take_orders(self) -> ConnectorOrders:
-        """What the connector's worker half is to do, so far; otherwise the next step brings it."""
+        """Take the connector's orders now, for its worker half; otherwise they go with the next step."""
         return self._connector.take_orders() if self._connector is not None else NO_ORDERS
 
     def take_finished(self) -> StepResult:
-        """What ended between steps and was not reported yet; an idle engine passes it on."""
+        """Take the ends that happened between steps and were not reported yet; an idle engine passes them on."""
         return StepResult(finished=self._live_requests.take_finished())
 
     def _seal(self, draft: StepDraft) -> SchedulerOutput:
@@ -265,7 +266,7 @@ class Scheduler:
         return self._step_output.apply(step, result)
 
     def _note_steps(self, batch: Batch, seconds: float) -> None:
-        """Keep when the step was that returned last, of traced requests that it computed known tokens of."""
+        """Record the step that just returned in the timelines of traced requests whose known tokens it computed."""
         table, end_s = self._table, self._timer.returned_s
         for row in table.unanswered_rows:
             timeline = table.owner(row).timeline
@@ -285,7 +286,7 @@ class Scheduler:
     # ---- what an engine asks between steps
 
     def has_work(self) -> bool:
-        """True when a step would do something now: something can compute, or the runner or a client must be told."""
+        """True when a step has something to do: compute, or tell the runner or a client something."""
         if not self._is_quiet or self._live_requests.has_reports or self._live_requests.has_finished:
             return True
         if self._grammar_gate is not None and self._grammar_gate.is_due:
@@ -294,9 +295,9 @@ class Scheduler:
         return due is not None and self._clock() >= due
 
     def is_stuck(self) -> bool:
-        """True when requests wait and nothing is under way that could let them start: no step, read, lease or time.
+        """True when requests wait and nothing that could let them start is under way: no step, read, lease or timer.
 
-        It never should be (known-failures 7); whoever watches the engine must not take it for one at rest.
+        This should never happen (known-failures 7). A watchdog must not take such an engine for an idle one.
         """
         if len(self._table) or not self._live_requests.live or self.has_work():
             return False
@@ -305,7 +306,7 @@ class Scheduler:
         return not is_under_way and self._next_due_s() is None
 
     def idle_timeout_s(self) -> float | None:
-        """How long an idle engine may sleep before it asks ``has_work`` again; None: until something happens."""
+        """How long an idle engine may sleep before it asks ``has_work`` again; None: until it is woken."""
         due = self._next_due_s()
         return None if due is None else max(due - self._clock(), 0.0)
 
@@ -337,7 +338,7 @@ class Scheduler:
 
     @property
     def step_time(self) -> StepTimeModel:
-        """What steps take by what they compute, as measured here."""
+        """The model of step times by what steps compute, as measured here."""
         return self._timer.model
 
     def num_common_prefix_blocks(self) -> int:
@@ -351,7 +352,7 @@ class Scheduler:
         return self._cache_events.since(sequence)
 
     def cache_changes_since(self, sequence: int) -> CacheChanges | None:
-        """The same for routers; a snapshot when events were missed, None when nothing happened."""
+        """The same changes for routers: a snapshot when events were missed, None when nothing changed."""
         log = self._cache_events
         if log is None or log.next_sequence == sequence:
             return None
@@ -359,14 +360,14 @@ class Scheduler:
         return cache_changes(batch) if batch.first_sequence == sequence else self.cache_snapshot()
 
     def cache_snapshot(self) -> CacheChanges:
-        """All that is cached now, for routers that know nothing yet; empty unless ``enable_cache_events``."""
+        """All that is cached now, for routers that know nothing of it yet; empty unless ``enable_cache_events``."""
         log = self._cache_events
         if log is None:
             return cache_snapshot((), next_sequence=0)
         return cache_snapshot(self._kv_cache.published(), next_sequence=log.next_sequence)
 
     def check_integrity(self) -> None:
-        """Compare every block's owners with the pool, and the claims on prefixes with the live requests.
+        """Compare the owners of every block with the pool, and the claims on prefixes with the live requests.
 
         Raises:
             AssertionError: Block tables and pool disagree.
@@ -382,8 +383,8 @@ class Scheduler:
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> CacheReset | None:
         """Drop the prefix cache.
 
-        Without ``preempt_running`` it is refused while any request holds blocks. With it, running and loaded requests
-        are preempted first, and what loads still bring is not used. Early loads give way in any case.
+        Without ``preempt_running`` this is refused while any request holds blocks. With it, running and loaded requests
+        are preempted first, and loads in flight are not used. Early loads are dropped in any case.
 
         Returns:
             What was dropped; None when it was refused.

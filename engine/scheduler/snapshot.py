@@ -18,8 +18,9 @@ from kv_transfer.cache_groups import ABSENT_BLOCK
 
 
 class RowMeasures(NamedTuple):
-    """Of running requests: the tokens that they must compute before each can take one token a step, how many can, and
-    the tokens that all of them have computed."""
+    """Sums over the running requests: tokens to compute before each can take one token a step, the number of requests
+    that already can, and tokens computed so far.
+    """
 
     num_prefill_tokens: int
     num_decoding: int
@@ -41,10 +42,10 @@ def take_snapshot(
     leases: BlockLeases,
     early: EarlyLoads,
 ) -> SchedulerStats:
-    """What is, and what has been counted since the start."""
+    """The gauges of now, and the counters since the start."""
     num_free, held_by_group = kv_cache.num_free, kv_cache.pool.num_held_by_group
     rows = measure(table)
-    # Those that their owners count come to the others here: a copy of all in every step would cost more.
+    # Counters kept by their owners are added only here: copying them in every step would cost more.
     counters.num_dropped_early_loads = early.num_dropped
     counters.num_allocated_blocks = kv_cache.pool.num_allocated
     counters.num_evicted_blocks = kv_cache.pool.num_evicted

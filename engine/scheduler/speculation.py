@@ -1,4 +1,4 @@
-"""Speculative decoding as the scheduler sees it: draft tokens that a step verifies. Free of torch."""
+"""Speculative decoding, the scheduler's part: adds draft tokens that a step verifies. Free of torch."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from engine.scheduler.running_pass import RunningPass
 from engine.scheduler.step_draft import Batch, StepDraft, StepInFlight
 
 MODEL_EVIDENCE: Final = 64
-"""Behind the evidence of all other proposers: a draft model is judged by itself."""
+"""Evidence class of a draft model's drafts, above that of all other proposers: its acceptance is kept apart."""
 
 
 class Speculation:
-    """Adds draft tokens to the running requests of a step, out of what nobody else needs.
+    """Adds draft tokens to the running requests of a step, from what no other work needs.
 
-    Drafts come last: they get what running and waiting requests left of the token budget and of the free blocks, so
-    that they keep nobody out of the step. A request has none while its newest
-    token is not known here (a step in flight samples it), and while its drafts are in flight it is in no other step:
-    how far it came is known when they have returned. Requests with more stop tokens than ``RowTable`` compares by
-    array have none, nor have beams.
+    Drafts come last: they get what running and waiting requests leave of the token budget and of the free blocks, so
+    they keep no request out of the step. A request gets no drafts while its newest token is unknown here because a step
+    in flight samples it. While its drafts are in flight it is in no other step: only when they return is it known how
+    many were right. Beams get no drafts, nor do requests with more stop tokens than ``RowTable`` compares by array.
 
-    Nothing counts before it is verified: the computed and expected lengths of a row with drafts are those without them
-    until the step returns (``row_passes.append_sampled``). ``lengths`` says how many drafts pay. With ``may_hold_back``
-    an engine that runs ahead is to wait for the newest tokens while a prediction can be followed.
+    Nothing counts before it is verified: until the step returns, the computed and expected lengths of a row with drafts
+    are the same as without them (``row_passes.append_sampled``). ``lengths`` says how many drafts pay. With
+    ``may_hold_back``, an engine that runs ahead waits for the newest tokens while it can follow a prediction.
     """
 
     def __init__(
@@ -52,18 +51,18 @@ class Speculation:
 
     @property
     def is_needed(self) -> bool:
-        """False while no request here can have drafts."""
+        """False while no live request can have drafts."""
         return self._drafting.serves_all or bool(self._table.predicted_rows)
 
     @property
     def wants_newest_tokens(self) -> bool:
-        """True while a step should not be scheduled before the one before it has returned."""
+        """True while no step should be scheduled before the one in flight has returned."""
         if not (self._may_hold_back and self._table.predicted_rows):
             return False
         return self._lengths is None or not self._lengths.is_at_rest(len(self._table))
 
     def run(self, draft: StepDraft) -> None:
-        """Give the running requests that decode in the step their drafts."""
+        """Give drafts to the running requests that decode in this step."""
         batch, table = draft.running, self._table
         if batch is None or draft.token_budget <= 0 or not self.is_needed:
             return
@@ -85,7 +84,7 @@ class Speculation:
             return
         chosen = zip(proposals, counts[asked].tolist(), strict=True)
         parts = [np.asarray(proposal.token_ids[:count], np.int32) for proposal, count in chosen]
-        # Not to be scheduled again before these are verified: then it is known what there is to compute.
+        # Rows with drafts are not scheduled again before these are verified: until then their length is unknown.
         table.num_expected[rows[counts > 0]] -= 1
         draft.token_budget -= num_drafts
         draft.running = batch._replace(
@@ -97,7 +96,7 @@ class Speculation:
         )
 
     def _room(self, batch: Batch) -> IntArray:
-        """How many drafts each row could have at most."""
+        """The most drafts that each row could have."""
         table, drafting, rows = self._table, self._drafting, batch.rows
         room: IntArray = np.full(rows.size, drafting.max_draft_tokens if drafting.serves_all else 0, np.int32)
         if table.predicted_rows:
@@ -110,17 +109,17 @@ class Speculation:
         return room
 
     def step_returned(self, step: StepInFlight, seconds: float) -> None:
-        """A step returned that took so long."""
+        """Learn from the time of a step that returned."""
         if self._lengths is not None and step.is_alone and not step.batch.has_prompts and self.is_needed:
             self._lengths.note_step(step.batch.num_tokens, seconds)
 
     def requests_finished(self, request_ids: Sequence[str]) -> None:
-        """These requests have ended; each is told once."""
+        """Forget requests that have ended; called once for each."""
         if self._drafting.model is not None:
             self._drafting.model.forget(request_ids)
 
     def _contexts(self, rows: RowArray, room: IntArray) -> list[DraftContext]:
-        """What proposers see of these rows, which can have at most ``room`` drafts."""
+        """The proposers' view of these rows, each with room for at most ``room`` drafts."""
         table = self._table
         contexts: list[DraftContext] = []
         for row, length, limit in zip(rows.tolist(), table.num_tokens[rows].tolist(), room.tolist(), strict=True):
@@ -146,7 +145,7 @@ class Speculation:
         return request.grammar_follower
 
     def _propose(self, contexts: Sequence[DraftContext], batch: Batch, budget: int) -> list[Draft]:
-        """The drafts that each of these requests is to have, within the budget."""
+        """The drafts that each of these requests gets, within the token budget."""
         model = self._drafting.model
         found = [
             self._fitting(context, draft)
@@ -173,7 +172,7 @@ class Speculation:
 
     @staticmethod
     def _fitting(context: DraftContext, draft: Draft) -> Draft:
-        """As much of a draft as the request's grammar allows: what it does not is never computed."""
+        """The leading part of a draft that the request's grammar allows; the rest would be computed in vain."""
         if context.grammar is None or not len(draft.token_ids):
             return draft
         guesses = np.asarray(draft.token_ids[: context.max_tokens], np.int32)
@@ -181,7 +180,7 @@ class Speculation:
         return draft._replace(token_ids=guesses[:num_fitting])
 
     def _ask(self, model: ModelProposer, contexts: Sequence[DraftContext]) -> Sequence[Draft]:
-        """What the draft model proposes, whose time is taken."""
+        """Ask the draft model for drafts, and measure how long it takes."""
         if self._lengths is None:
             return model.propose(contexts)
         with self._lengths.drafting(len(contexts)) as measured:
@@ -197,7 +196,7 @@ class Speculation:
         is_by_model: BoolArray,
         batch: Batch,
     ) -> IntArray:
-        """How many of its drafts, of which there are ``counts``, each of these requests should have."""
+        """How many of its ``counts`` available drafts each of these requests should have."""
         if self._lengths is None:
             return counts
         keys = [(context.request_id, draft.evidence) for context, draft in zip(contexts, drafts, strict=True)]
@@ -208,13 +207,13 @@ class Speculation:
 
     @staticmethod
     def _within_budget(counts: IntArray, token_budget: int) -> IntArray:
-        """As many of these drafts as the budget has tokens, the first ones first."""
+        """Cut the drafts to the token budget; the first requests come first."""
         before = np.cumsum(counts) - counts
         within: IntArray = np.clip(token_budget - before, 0, counts).astype(np.int32)
         return within
 
     def _find_blocks(self, draft: StepDraft, rows: RowArray, ends: IntArray, counts: IntArray) -> None:
-        """Append the blocks that the drafts need, or cut ``counts`` down to what the rows have blocks for."""
+        """Append the blocks that the drafts need, or reduce ``counts`` to what fits into the rows' blocks."""
         table = self._table
         goals = ends + counts
         lacking = np.flatnonzero((counts > 0) & (goals > table.capacity[rows]))

@@ -1,4 +1,4 @@
-"""The step that is being put together; at the end it becomes a ``SchedulerOutput``. Free of torch."""
+"""The step that is being put together; once complete, it becomes a ``SchedulerOutput``. Free of torch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NO_LIMIT: Final = int(np.iinfo(np.int32).max)
 
 
 class Batch(NamedTuple):
-    """Rows that compute in a step, aligned arrays.
+    """The rows that compute in a step, as aligned arrays.
 
-    ``rows_int32`` are the same rows as the runner gets them, ``ends`` the positions that their known tokens come to,
-    behind which draft tokens may follow, and ``epochs`` tell later whether a row still has the same request.
+    ``rows_int32`` are the same rows in the type that the runner gets. ``ends`` are the positions behind each row's last
+    known token in the step; draft tokens may follow. ``epochs`` tell later whether a row still has the same request.
     ``draft_token_ids`` are the drafts of all rows, ``num_samples - 1`` of each row that samples.
     """
 
@@ -40,12 +40,12 @@ class Batch(NamedTuple):
 
     @property
     def is_decode(self) -> bool:
-        """True when each row computes one token and samples its successor."""
+        """True when each row computes one token and samples the next."""
         return self.num_tokens == self.total_samples == self.rows.size
 
     @property
     def decodes_often(self) -> bool:
-        """True when its rows decode several times over."""
+        """True when its rows make several decode steps."""
         return self.total_samples > self.rows.size and not self.draft_token_ids.size
 
     @property
@@ -55,8 +55,8 @@ class Batch(NamedTuple):
 
 
 class StepInFlight(NamedTuple):
-    """What ``update`` needs to remember of a step, as of when it was scheduled: ``num_releases`` is the table's, and it
-    ``is_alone`` where no other step was under way.
+    """What ``update`` needs to know of a step as it was when scheduled. ``num_releases`` is the row table's count;
+    ``is_alone``: no other step was in flight.
     """
 
     step_id: int
@@ -67,7 +67,7 @@ class StepInFlight(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """Blocks that running rows were given, all of one KV cache group."""
+    """Blocks given to running rows, all of one KV cache group."""
 
     rows: IntArray
     columns: IntArray
@@ -76,9 +76,9 @@ class Appended(NamedTuple):
 
 
 class ForkedRow(NamedTuple):
-    """A row in which a beam goes on: ``is_fresh`` where the runner does not know it yet.
+    """A row in which a beam goes on; ``is_fresh``: the runner does not know the row yet.
 
-    ``copies`` are the blocks whose content the beam needs, each with the block that it goes to.
+    ``copies`` are pairs of a block to copy and the block that it is copied to.
     """
 
     row: int
@@ -88,7 +88,7 @@ class ForkedRow(NamedTuple):
 
 
 class StartedRow(NamedTuple):
-    """A row whose request starts in the step."""
+    """A row whose request starts in this step."""
 
     row: int
     first_position: int
@@ -99,14 +99,16 @@ class StartedRow(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class StepDraft:
-    """One step's work so far.
+    """What has been decided for one step so far.
 
-    ``is_blocked``: no waiting request is admitted in this step. ``has_preempted``: a request lost its place, so
-    that there is something to do even if this step computes nothing. ``prefill_share``: at most so many tokens go to
-    one prefill; 0 is no limit. ``prompt_budget``: at most so many to all rows with more than one to compute, so that
-    the others have theirs soon. ``favoured``: who is let in first, because a place was made or is kept for it.
-    ``leaving_rows``: while it is only weighed who is to make room, the rows that would be given up.
-    ``num_decode_steps``: how often the running rows decode in it.
+    is_blocked: no waiting request is admitted in this step.
+    has_preempted: a request lost its place, so the step must be sent even if it computes nothing.
+    prefill_share: the most tokens for one prefill; 0 is no limit.
+    prompt_budget: the most tokens for all rows with more than one token to compute, so that decoding rows get theirs
+        soon.
+    favoured: the request admitted first, because a place was made or is kept for it.
+    leaving_rows: rows that would be given up, while victims of a preemption are weighed.
+    num_decode_steps: how many times the running rows decode in this step.
     """
 
     token_budget: int
@@ -125,16 +127,16 @@ class StepDraft:
     copies: list[tuple[int, int]] = field(default_factory=list)
 
     def append(self, rows: IntArray, columns: IntArray, block_ids: IntArray, *, group: int) -> None:
-        """Tell the runner of blocks that running rows were given."""
+        """Record blocks given to running rows, for the runner."""
         self.appended.append(Appended(rows, columns, block_ids, group))
 
     def has_tokens(self, num_tokens: int, *, is_chunked: bool) -> bool:
-        """True when something is left for a request that lacks so many, or all of that unless it ``is_chunked``."""
+        """True when there is budget for a request that must compute ``num_tokens``: for all unless ``is_chunked``."""
         fits = is_chunked or num_tokens <= self.token_budget
         return self.token_budget > 0 and fits and (num_tokens <= 1 or self.prompt_budget > 0)
 
     def start(self, table: RowTable, request: Request, num_tokens: int) -> None:
-        """Add a request that was just placed, with its first ``num_tokens`` positions."""
+        """Add a request that just got its row, with ``num_tokens`` positions to compute."""
         row = request.row
         assert row is not None
         first = int(table.num_computed[row])
@@ -157,7 +159,7 @@ class StepDraft:
         )
 
     def batch(self) -> Batch:
-        """All rows of the step: those that ran before, then those that start."""
+        """All rows of the step: first those that ran before, then those that start."""
         if not self.started:
             return self.running or EMPTY_BATCH
         before = self.running or EMPTY_BATCH
@@ -204,7 +206,7 @@ class StepDraft:
         )
 
     def _joined(self) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """Rows, columns, ids and groups of all appended blocks; no groups when all are of the first."""
+        """Rows, columns, ids and groups of all appended blocks; no groups when all are in the first."""
         parts = self.appended
         if not parts:
             return EMPTY_INTS, EMPTY_INTS, EMPTY_INTS, EMPTY_INTS

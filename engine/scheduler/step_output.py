@@ -33,10 +33,10 @@ from engine.scheduler.step_draft import Batch, StepInFlight
 from engine.scheduler.step_result import StepResult, tokens_of
 
 ACCEPTED_AT = (*(f"num_accepted_at_{place}" for place in range(1, 9)), "num_accepted_later")
-"""The counters of right drafts by their place."""
+"""The counters of accepted drafts, by their place."""
 
 StepParts: TypeAlias = tuple[Batch, IntArray, IntArray | None]
-"""Rows of a step, the tokens that they sampled, and how many of their drafts are right."""
+"""The rows of a step, the tokens that they sampled, and how many of their drafts were right."""
 
 
 class StepOutputProcessor:
@@ -66,9 +66,9 @@ class StepOutputProcessor:
         self._found: IntArray = np.empty((row_passes.NUM_FOUND, table.max_num_seqs), np.int32)
 
     def apply(self, step: StepInFlight, result: ModelRunnerOutput) -> StepResult:
-        """Take in a step's tokens, and what was asked for about them.
+        """Take in a step's tokens, and log-probabilities that were asked for.
 
-        Rows whose request ended or was preempted since the step was scheduled are skipped: nobody waits for them.
+        Rows whose request ended or was preempted after the step was scheduled are skipped: their tokens are not needed.
         """
         table, batch = self._table, step.batch
         token_ids, num_accepted = result.sampled_token_ids, result.num_accepted
@@ -115,7 +115,7 @@ class StepOutputProcessor:
     def _without_beams(
         self, batch: Batch, token_ids: IntArray, num_accepted: IntArray | None, candidates: BeamCandidates | None
     ) -> StepParts:
-        """Pass on what beams brought; returns the rest of the step, which is as if they were not there."""
+        """Pass beam candidates on to the searches; returns the rest of the step, as if it had no beams."""
         table = self._table
         is_beam = (batch.num_samples > 0) & np.isin(batch.rows, list(table.beam_rows))
         if not is_beam.any():
@@ -129,8 +129,9 @@ class StepOutputProcessor:
         return _part(~is_beam, batch, token_ids, num_accepted)
 
     def _take_in_drafts(self, batch: Batch, num_samples: IntArray, num_appended: IntArray) -> None:
-        """Count the drafts of a step, and give back the blocks that only rejected ones, or tokens behind the end of
-        an output, needed."""
+        """Count the drafts of a step, and give back blocks that only rejected drafts or tokens behind an output's end
+        needed.
+        """
         is_drafted = num_samples > 1
         num_accepted = num_appended[is_drafted[num_samples > 0]] - 1
         has_drafts = batch.draft_token_ids.size > 0
@@ -159,7 +160,7 @@ class StepOutputProcessor:
             setattr(counters, name, getattr(counters, name) + int(np.count_nonzero(num_accepted >= place)))
 
     def publish_loaded(self, request: Request) -> None:
-        """Offer the blocks of a loaded request that its load confirmed."""
+        """Publish the blocks of a loaded request that its load confirmed."""
         block_size, valid_length = self._kv_cache.block_size, request.num_computed_tokens
         invalid_spans = request.invalid_spans
         request.hashes(block_size)
@@ -192,7 +193,7 @@ class StepOutputProcessor:
         logprobs: SampledLogprobs | None,
         failures: Mapping[int, str],
     ) -> StepResult:
-        """What the rows that sampled have to say; ``ended`` are indices into them. See ``StepResult``."""
+        """The result to tell of the rows that sampled; ``ended`` are indices into them. See ``StepResult``."""
         table = self._table
         self._counters.num_generated_tokens += token_ids.size
         owners = table.requests_of(rows)
@@ -224,7 +225,7 @@ class StepOutputProcessor:
         ended: list[int],
         special: dict[int, TokenDelta],
     ) -> list[int]:
-        """End the requests that cannot go on, without the tokens of this step; the others of those that ended."""
+        """End the requests that failed, without this step's tokens; returns those of ``ended`` that did not fail."""
         failed = [index for index, row in enumerate(rows.tolist()) if row in failures]
         for index in failed:
             error = RequestError(code=GRAMMAR_FAILED, message=failures[int(rows[index])])
@@ -250,7 +251,7 @@ class StepOutputProcessor:
 
     @staticmethod
     def _with_logprobs(step_result: StepResult, rows: RowArray, logprobs: SampledLogprobs) -> StepResult:
-        """The same with deltas that say it for the rows that asked."""
+        """The same result, with log-probabilities in the deltas of the rows that asked for them."""
         requests, token_ids, starts, special, *_ = step_result
         deltas = dict(special)
         first_entries: dict[int, int] = {}
@@ -293,7 +294,7 @@ class StepOutputProcessor:
         )
 
     def _publish_full_blocks(self, rows: RowArray, ends: IntArray) -> None:
-        """Offer the blocks that this step completed: their KV is in the cache now."""
+        """Publish the blocks that this step completed: their KV is in the cache now."""
         goals = self._table.publish_goal[rows]
         is_one_block = ends - goals < self._table.block_size
         for row, end in zip(rows[~is_one_block].tolist(), ends[~is_one_block].tolist(), strict=True):
@@ -301,7 +302,7 @@ class StepOutputProcessor:
         self._publish_one_each(rows[is_one_block], goals[is_one_block])
 
     def _publish_one_each(self, rows: RowArray, goals: IntArray) -> None:
-        """What decoding needs: each of these rows filled exactly the block that ends at its goal."""
+        """Publish one block of each row, the one that ends at its goal: all that a decode step completes."""
         table, block_size = self._table, self._table.block_size
         indices, block_ids, token_bytes = table.blocks_ending_at(rows, goals)
         table.publish_goal[rows] = goals + block_size
@@ -335,15 +336,13 @@ class StepOutputProcessor:
         self._skip_confirmed(request)
 
     def _skip_confirmed(self, request: Request) -> None:
-        """Go on behind the blocks that a load has published already."""
+        """Skip the blocks that a load has published already."""
         while request.num_published_blocks in request.confirmed_blocks:
             request.num_published_blocks += 1
         self._table.publish_goal[request.row] = (request.num_published_blocks + 1) * self._table.block_size
 
     def _publish(self, request: Request, first: int, tables: Sequence[Sequence[int]]) -> None:
-        """Offer blocks of a request, one table a group, from the one with the index ``first`` on. What left its window,
-        or lay before it from the start, is absent.
-        """
+        """Publish a request's blocks from index ``first`` on, one table a group; those outside a window are absent."""
         block_size, hashes = self._kv_cache.block_size, request.block_hashes
         stop = first + len(tables[0])
         offered = hashes[first:stop]
@@ -354,7 +353,7 @@ class StepOutputProcessor:
 
 
 def _part(is_kept: BoolArray, batch: Batch, token_ids: IntArray, num_accepted: IntArray | None) -> StepParts:
-    """Some rows of a step, and of the results aligned with it."""
+    """Some rows of a step, with the results that belong to them."""
     num_samples = batch.num_samples[is_kept]
     num_scheduled_tokens = batch.num_scheduled_tokens[is_kept]
     num_drafts, has_drafts = np.maximum(batch.num_samples - 1, 0), batch.draft_token_ids.size > 0
@@ -375,7 +374,7 @@ def _part(is_kept: BoolArray, batch: Batch, token_ids: IntArray, num_accepted: I
 
 
 def _appended_tokens(token_ids: IntArray, num_samples: IntArray, num_appended: IntArray) -> tuple[IntArray, IntArray]:
-    """The first ``num_appended`` of each row's samples, one row after the other, and where each row's begin."""
+    """The first ``num_appended`` samples of each row, one row after the other, and where each row's begin."""
     starts = np.zeros(num_appended.size + 1, np.int32)
     np.cumsum(num_appended, out=starts[1:])
     places = np.arange(token_ids.size) - np.repeat(np.cumsum(num_samples) - num_samples, num_samples)

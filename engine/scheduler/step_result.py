@@ -1,4 +1,4 @@
-"""What a step gave, for the front ends: an array of tokens until somebody asks for messages. Free of torch."""
+"""The result of a step for the front ends: an array of tokens until messages are asked for. Free of torch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from engine.scheduler.requests.request import Request
 
 
 def tokens_of(index: int, token_ids: IntArray, starts: IntArray | None) -> tuple[int, ...]:
-    """One request's new tokens; see ``StepResult``."""
+    """One request's new tokens; see ``StepResult`` for the arguments."""
     if starts is None:
         return (int(token_ids[index]),)
     return tuple(token_ids[starts[index] : starts[index + 1]].tolist())
 
 
 class StepResult(NamedTuple):
-    """New tokens of one step and the ends since the last one. It does not change: any thread may ask for messages.
+    """New tokens of one step, and the ends since the previous one. Immutable: any thread may ask it for messages.
 
-    token_ids: the new tokens of ``requests``, those of one after the other; starts: [num_requests + 1] where each
-    request's begin, None where each has one. ``special`` holds the deltas, by index, that say more than tokens: a
-    request's first and its last, and those with log-probabilities. ``finished`` are the ends that happened between
-    steps. ``told`` is what else there is to say of the requests, with the client of each.
+    ``token_ids`` are the new tokens of ``requests``, one request after the other. ``starts``, [num_requests + 1], says
+    where each request's tokens begin; None where each has one. ``special`` holds, by index, the deltas that say more
+    than tokens: a request's first and last ones, and those with log-probabilities. ``finished`` are the ends that
+    happened between steps. ``told`` is what else is reported of requests, with the client of each.
     """
 
     requests: Sequence[Request] = ()
@@ -37,11 +37,11 @@ class StepResult(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """True when there is nothing to tell anybody."""
+        """True when there is nothing to tell any client."""
         return not (self.requests or self.finished)
 
     def deltas_by_client(self) -> dict[str, list[TokenDelta]]:
-        """The messages for each front end, in batch order."""
+        """The deltas for each front end, in batch order."""
         by_client: dict[str, list[TokenDelta]] = {}
         for client_id, delta in self.finished:
             by_client.setdefault(client_id, []).append(delta)
@@ -55,7 +55,7 @@ class StepResult(NamedTuple):
         return by_client
 
     def told_by_client(self) -> dict[str, list[Told]]:
-        """What is told to each front end; there is nothing in most steps."""
+        """What is told to each front end beside deltas; empty in most steps."""
         by_client: dict[str, list[Told]] = {}
         for client_id, told in self.told:
             by_client.setdefault(client_id, []).append(told)
@@ -68,7 +68,7 @@ class StepResult(NamedTuple):
         return [tuple(token_ids[start:end]) for start, end in pairwise(self.starts.tolist())]
 
     def deltas(self) -> list[TokenDelta]:
-        """The messages for all front ends."""
+        """The deltas for all front ends."""
         return [delta for deltas in self.deltas_by_client().values() for delta in deltas]
 
 

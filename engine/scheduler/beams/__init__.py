@@ -1,1 +1,1 @@
-"""Beam search without rows and blocks: the choice among candidates, and what is known of a request's beams."""
+"""Beam search without rows and blocks: the choice among candidates, and the state of a request's beams."""

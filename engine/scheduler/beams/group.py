@@ -1,4 +1,4 @@
-"""The beams of one request that runs: what each row brought, and how the rows are to go on. Free of torch."""
+"""The beams of one running request: what each row returned, and how the rows go on. Free of torch."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from engine.scheduler.beams.search import BeamSearch
 
 
 class NextBeam(NamedTuple):
-    """A beam that goes on: the row that has computed all before its new tokens."""
+    """A beam that goes on: ``parent_row`` has computed everything before its new tokens."""
 
     parent_row: int
     token_ids: tuple[int, ...]
 
 
 class BeamGroup:
-    """A request's search, and the rows of its running outputs.
+    """A request's beam search, and the rows of its running outputs.
 
-    ``rows`` are those of ``search.running``, in its order; before the first choice, while one row computes the prompt,
-    there are none. ``next_beams`` is what was chosen and waits for rows and blocks; None while nothing does. A request
-    that loses its rows keeps its search: when its prompt is computed again, its beams go on with the tokens they have.
+    ``rows`` belong to ``search.running``, in the same order; empty before the first choice, while one row computes the
+    prompt. ``next_beams`` were chosen and wait for rows and blocks; None when none wait. A request that loses its rows
+    keeps its search: when its prompt is computed again, its beams go on with the tokens that they have.
     """
 
     def __init__(self, sampling: SamplingParams, *, max_tokens: int) -> None:
@@ -37,14 +37,14 @@ class BeamGroup:
         self._arrived: dict[int, tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]] = {}
 
     def take_in(self, row: int, token_ids: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32]) -> bool:
-        """Take what a row brought; True when all rows have brought theirs, and ``choose`` is due."""
+        """Take in a row's candidates; True when all rows have returned theirs, and ``choose`` is due."""
         self._arrived[row] = (token_ids, logprobs)
         return len(self._arrived) == max(len(self.rows), 1)
 
     def choose(self) -> None:
-        """Let the search go on; unless it is over then, ``next_beams`` is what it chose.
+        """Advance the search. Unless it is over, ``next_beams`` holds the beams that it chose.
 
-        Behind a prompt that was computed again these are the beams that there were.
+        After a prompt was computed again, the beams are the ones that ran before.
         """
         rows: Sequence[int] = self.rows or tuple(self._arrived)
         search, arrived = self.search, self._arrived
@@ -60,6 +60,6 @@ class BeamGroup:
         )
 
     def give_up_rows(self) -> None:
-        """The request loses its rows, and what they brought since the last choice."""
+        """Drop the request's rows, and what they returned since the last choice."""
         self.rows, self.next_beams = (), None
         self._arrived = {}

@@ -1,6 +1,6 @@
 """One beam search: which candidates go on, which outputs are complete, and when no better one can come. Free of torch.
 
-It gives the outputs and scores of transformers' ``generate(num_beams=...)``, in the same float32 arithmetic.
+Outputs and scores are those of transformers' ``generate(num_beams=...)``, in the same float32 arithmetic.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ IntArray = npt.NDArray[np.int32]
 
 
 class Beam(NamedTuple):
-    """An output that goes on, with the sum of its tokens' log-probabilities."""
+    """A running output, with the sum of its tokens' log-probabilities."""
 
     token_ids: tuple[int, ...]
     logprob: np.float32
 
 
 class BeamSearch:
-    """The state of one search; where its beams are computed is not its concern.
+    """The state of one search; it does not know where its beams are computed.
 
-    ``running`` are the outputs that go on, the best first, all of one length; ``finished`` those that are complete, the
-    best first. Tokens in ``stop_ids`` complete an output from ``min_tokens`` tokens on, ``max_tokens`` do in any case.
-    Source: transformers, ``GenerationMixin._beam_search`` (5.24).
+    ``running`` are the outputs that go on, best first, all of the same length; ``finished`` the complete ones, best
+    first. A token in ``stop_ids`` completes an output that has at least ``min_tokens`` tokens; ``max_tokens`` tokens
+    complete it in any case. Source: transformers, ``GenerationMixin._beam_search`` (5.24).
     """
 
     def __init__(self, params: BeamParams, *, stop_ids: frozenset[int], min_tokens: int, max_tokens: int) -> None:
@@ -53,12 +53,12 @@ class BeamSearch:
         return self.finished[: self.params.num_results]
 
     def advance(self, token_ids: Sequence[IntArray], logprobs: Sequence[FloatArray]) -> list[int]:
-        """Let every running output go on by one token.
+        """Extend every running output by one token.
 
         token_ids, logprobs: the candidates of each running output, best first.
 
         Returns:
-            Which of the outputs that ran before each of ``running`` continues.
+            For each of the new ``running``, the index of the previous running output that it continues.
         """
         width, length = self.params.width, self.num_tokens + 1
         scores = np.concatenate([values + beam.logprob for values, beam in zip(logprobs, self.running, strict=True)])
@@ -97,7 +97,7 @@ class BeamSearch:
         return float(np.float32(logprob) / np.float32(float(length) ** self.params.length_penalty))
 
     def _can_improve(self, length: int) -> bool:
-        """True while an output that goes on may still be better than the worst complete one, or that is missing."""
+        """True while a running output may still beat the worst complete one, or complete ones are still missing."""
         params = self.params
         if len(self.finished) < params.width:
             return True

@@ -1,1 +1,1 @@
-"""KV blocks: who holds which, which hold a known prefix, and what changed among them."""
+"""KV blocks: who holds each block, which blocks hold a known prefix, and what changed among them."""

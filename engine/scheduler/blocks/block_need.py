@@ -1,4 +1,4 @@
-"""What a request must hold before it can begin: blocks that are in the cache, and fresh ones. Free of torch."""
+"""What a request must hold before it can begin: cached blocks, and fresh ones. Free of torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from kv_transfer.protocols import NO_ADDRESS
 
 
 class CachedPrefix(NamedTuple):
-    """The longest prefix of a request whose KV is in the cache, not yet held. ``tables`` end with ``num_blocks``.
+    """The longest prefix of a request whose KV is in the cache; its blocks are not held yet.
 
-    ``hashes`` are the addresses that were looked for. Where groups have windows, the cache may hold more than can be
-    used by itself: ``behind`` are the blocks behind the prefix, a table a group, ABSENT_BLOCK for what is missing.
+    ``tables`` end with block ``num_blocks``. ``hashes`` are the addresses that were looked up. Where groups have
+    windows, the cache may hold more than it can use by itself: ``behind`` are the cached blocks behind the prefix, one
+    table a group, with ABSENT_BLOCK for missing ones.
     """
 
     num_blocks: int
@@ -24,7 +25,7 @@ class CachedPrefix(NamedTuple):
     behind: Sequence[Sequence[int]] = ()
 
     def addresses(self, num_groups: int) -> Sequence[Sequence[bytes]]:
-        """The addresses of every group's blocks, NO_ADDRESS for those behind the prefix that are cached."""
+        """The addresses of every group's blocks; NO_ADDRESS for cached blocks behind the prefix."""
         addresses = group_hashes(self.hashes, num_groups)
         if not self.behind:
             return addresses
@@ -37,9 +38,10 @@ class CachedPrefix(NamedTuple):
 
 
 class BlockNeed(NamedTuple):
-    """``cached`` blocks to hold, by group, and ``num_fresh`` ones of each group to allocate: in gaps and behind them.
+    """Blocks that a request needs: ``cached`` ones to hold, by group, and in each group ``num_fresh`` ones to allocate.
 
-    A gap is an entry of ``cached`` that is absent, at one of the indices ``gaps`` of its group.
+    Fresh blocks go into the gaps of the cached ones, and behind them. A gap is an absent entry of ``cached``; ``gaps``
+    has the indices of the gaps of each group.
     """
 
     cached: BlockTables
@@ -52,7 +54,7 @@ class BlockNeed(NamedTuple):
         return sum(self.num_fresh)
 
     def filled(self, fresh: BlockTables) -> BlockTables:
-        """The block tables of a request that was given so many fresh blocks."""
+        """The request's block tables, once ``fresh`` blocks are put into the gaps and behind."""
         if not self.gaps:
             return [table + more for table, more in zip(self.cached, fresh, strict=True)]
         tables: BlockTables = []
@@ -64,14 +66,14 @@ class BlockNeed(NamedTuple):
         return tables
 
     def held(self, first_block: int = 0) -> list[int]:
-        """The cached blocks, from the ``first_block``-th one of the request on."""
+        """The cached blocks with index ``first_block`` or above."""
         if not self.gaps:
             return held_blocks([table[first_block:] for table in self.cached] if first_block else self.cached)
         return [block_id for table in self.cached for block_id in table[first_block:] if block_id != ABSENT_BLOCK]
 
 
 class Start(NamedTuple):
-    """What a waiting request would begin with: the blocks of ``need``, and a load or else ``num_tokens`` to compute."""
+    """How a waiting request would begin: with the blocks of ``need``, and a load or else ``num_tokens`` to compute."""
 
     need: BlockNeed
     num_tokens: int
@@ -82,9 +84,9 @@ class Start(NamedTuple):
 class BlockNeeds:
     """How many blocks requests take, by group.
 
-    A group without a window holds all blocks of a request's known tokens from the start. One with a window holds what
-    the next position sees and what the steps compute, and never more than ``most_blocks``: what lies further on is
-    appended as computing proceeds, and what left the window is given back.
+    In a group without a window, a request holds the blocks of all its known tokens from the start. In a group with one,
+    it holds what the next position sees and what the next steps compute, at most ``most_blocks``. Later blocks are
+    appended while it computes, and blocks that leave the window are given back.
     """
 
     def __init__(self, groups: CacheGroups, *, chunk_tokens: int) -> None:
@@ -94,10 +96,10 @@ class BlockNeeds:
     def need(
         self, prefix: CachedPrefix, *, start: int, num_tokens: int, behind: Sequence[Sequence[int]] = ()
     ) -> BlockNeed:
-        """What a request of ``num_tokens`` known tokens needs whose first position to compute is ``start``.
+        """What a request of ``num_tokens`` known tokens needs to begin computing at position ``start``.
 
-        ``start`` lies at or behind the end of the cached prefix; what is between them is loaded, but for the cached
-        blocks ``behind`` the prefix.
+        ``start`` lies at or behind the end of the cached prefix. Blocks in between are loaded, except those that are
+        cached ``behind`` the prefix.
         """
         end = self.groups.num_blocks_for(num_tokens)
         if self.groups.is_one_full_group:
@@ -114,9 +116,10 @@ class BlockNeeds:
         return _extended(need, behind, prefix.num_blocks, start // self.groups.block_size) if behind else need
 
     def max_beam_tokens(self, *, num_prompt_tokens: int, width: int, num_blocks: int, max_tokens: int) -> int:
-        """Tokens that the outputs of a beam search can have, prompt included, if it has so many blocks to itself.
+        """The most tokens, prompt included, that the outputs of a beam search can have when it has ``num_blocks`` to
+        itself.
 
-        The full blocks of the prompt are shared by all beams, wherever no window leaves them behind.
+        All beams share the full blocks of the prompt, as long as no window leaves them behind.
         """
         num_shared = num_prompt_tokens // self.groups.block_size
 
@@ -133,7 +136,7 @@ class BlockNeeds:
 
 
 def _extended(need: BlockNeed, behind: Sequence[Sequence[int]], num_local_blocks: int, end: int) -> BlockNeed:
-    """A need that takes cached blocks behind the prefix, up to the ``end``-th one, instead of fresh ones."""
+    """A need that uses cached blocks behind the prefix, up to block ``end`` (exclusive), in place of fresh ones."""
     cached: BlockTables = []
     gaps: BlockTables = []
     num_fresh: list[int] = []

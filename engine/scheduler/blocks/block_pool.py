@@ -1,4 +1,4 @@
-"""Who holds which KV block: reference counts, free blocks, and cached blocks in eviction order. Free of torch."""
+"""The KV blocks: reference counts, free blocks, and cached blocks in eviction order. Free of torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from engine.scheduler.blocks.prefix_index import PrefixIndex
 class BlockPool:
     """All blocks of one KV cache.
 
-    A block is *held* (reference count > 0), *cached* (published, held by nobody, evictable) or *free*. Blocks
-    without content are handed out before any cached one is evicted; cached blocks go least-recently-used first, and
-    of one chain the tail before the head, because ``free`` queues a table from its end. With several KV cache groups
-    it is known of each block which one it serves, or served last.
+    A block is *held* (reference count > 0), *cached* (published, held by nobody, evictable) or *free*. Blocks without
+    content are handed out before any cached block is evicted. Cached blocks are evicted least recently used first; of
+    one chain, the tail goes before the head, because ``free`` queues a table from its end. With several KV cache
+    groups, the pool knows which group each block serves, or served last.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class BlockPool:
         return (self.num_held,) if self._group_of is None else tuple(self._num_held_of)
 
     def num_refs(self, block_id: int) -> int:
-        """How many hold a block."""
+        """The reference count of a block."""
         return self._num_refs[block_id]
 
     def num_unheld(self, block_ids: Iterable[int]) -> int:
-        """How many of these published blocks nobody holds: touching them takes them from the free ones."""
+        """How many of these published blocks nobody holds. Those are free blocks, and ``touch`` would take them."""
         return sum(map(self._cached.__contains__, block_ids))
 
     def allocate(self, num_blocks: int) -> list[int]:
@@ -92,10 +92,10 @@ class BlockPool:
         return block_ids
 
     def allocate_by_group(self, num_blocks: Sequence[int]) -> list[list[int]]:
-        """Take so many blocks for each KV cache group.
+        """Take ``num_blocks`` of each KV cache group.
 
         Raises:
-            OutOfBlocksError: Fewer than all of them together are free; nothing was taken.
+            OutOfBlocksError: Fewer than the sum are free; nothing was taken.
         """
         block_ids = self.allocate(sum(num_blocks))
         if len(num_blocks) == 1:
@@ -136,7 +136,7 @@ class BlockPool:
             assert left >= 0, f"block {block_id} was freed twice"
 
     def drop_cached(self) -> None:
-        """Turn every cached block into a free one; the index is the caller's to clear."""
+        """Turn every cached block into a free one; the caller clears the index."""
         self._free.extend(self._cached)
         self._cached.clear()
 
@@ -144,7 +144,7 @@ class BlockPool:
         """Compare with the references that the callers know of.
 
         Raises:
-            AssertionError: A block leaked, is held by too few, or is in two places.
+            AssertionError: A block leaked, has too few references, or is in two places.
         """
         if list(expected_refs) != self._num_refs:
             wrong = {
@@ -157,7 +157,7 @@ class BlockPool:
             held = Counter(compress(self._group_of, self._num_refs))
             if [held[group] for group in range(len(self._num_held_of))] != self._num_held_of:
                 raise AssertionError(f"the groups' held blocks are not {self._num_held_of}")
-        # A cache may have 100,000 blocks, and requests wait for this: no loop over all of them is written out.
+        # Requests wait for this check, and a cache may have 100,000 blocks: no Python loop over all of them.
         unheld = {*self._free, *self._cached}
         is_complete = self.num_free == len(unheld) == self._num_refs.count(0)
         if not is_complete or any(map(self._num_refs.__getitem__, unheld)):
@@ -168,7 +168,7 @@ class BlockPool:
             raise AssertionError("a cached block is not published")
 
     def _assign(self, block_ids: Sequence[int], group: int) -> None:
-        """Note whom blocks serve that were just taken."""
+        """Record the group that these newly taken blocks serve."""
         assert self._group_of is not None
         for block_id in block_ids:
             self._group_of[block_id] = group

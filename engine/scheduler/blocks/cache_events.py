@@ -1,4 +1,4 @@
-"""What changed in the prefix cache, in order, so that a router can mirror the index."""
+"""Changes of the prefix cache, in order, so that a router can mirror its index."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BlockStored(NamedTuple):
 
 
 class BlockRemoved(NamedTuple):
-    """A block can no longer be found: not in the cache, and not where evicted blocks are kept."""
+    """A block can no longer be found, neither in the cache nor in a tier of evicted blocks."""
 
     block_hash: BlockHash
 
@@ -40,7 +40,7 @@ CacheEvent: TypeAlias = BlockStored | BlockRemoved | AllCleared
 class CacheEventBatch:
     """Consecutive events: ``events[i]`` has the sequence number ``first_sequence + i``.
 
-    A reader that expected a smaller ``first_sequence`` has missed events and starts afresh.
+    A reader that expected a smaller ``first_sequence`` has missed events and must start anew.
     """
 
     first_sequence: int
@@ -78,7 +78,7 @@ class CacheEventLog:
 
 
 def cache_changes(batch: CacheEventBatch) -> CacheChanges:
-    """What a batch of events comes to."""
+    """A batch of events as the net changes that it makes."""
     is_stored: dict[bytes, bool] = {}
     has_cleared = False
     for event in batch.events:

@@ -19,7 +19,7 @@ from kv_transfer.cache_groups import ABSENT_BLOCK, BlockTables, CacheGroups, hel
 from kv_transfer.protocols import EvictionTier
 
 LIFETIME_SAMPLE = 64
-"""One block in so many has the time from its publication to its eviction measured."""
+"""One in so many blocks is sampled for its lifetime: the time from its publication to its eviction."""
 
 
 @dataclass(slots=True)
@@ -31,13 +31,13 @@ class CacheLifetimes:
 
 
 class KVCacheManager:
-    """The one owner of the block pool and the prefix index.
+    """The only owner of the block pool and the prefix index.
 
-    Blocks freed while a step is in flight are *fenced*: they stay held until the newest step that was scheduled
-    before the release has returned, because it may still write them.
+    Blocks freed while a step is in flight are *fenced*: they stay held until the newest step that was scheduled before
+    their release has returned, because it may still write them.
 
-    Any block may serve any KV cache group; what it holds is found by the hash of its tokens and its group. Events and
-    ``published`` tell of the first group alone: routers know a prefix by it, and need not know of groups.
+    Any block may serve any KV cache group; its content is found by the hash of its tokens and its group. Events and
+    ``published`` describe the first group only: that is enough for routers to know a prefix, without knowing of groups.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class KVCacheManager:
 
     @property
     def num_fenced(self) -> int:
-        """Blocks that become free when the steps in flight have returned."""
+        """Blocks that become free once the steps in flight have returned."""
         return self._num_fenced
 
     @property
@@ -90,13 +90,13 @@ class KVCacheManager:
         return self._pool
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold the KV of so many tokens."""
+        """How many blocks hold the KV of ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)
 
     def prefix(self, hashes: Sequence[BlockHash], *, looks_behind: bool = False) -> CachedPrefix:
-        """The longest prefix that can be used: all blocks of it, or those that a window still sees behind it.
+        """The longest usable prefix: in each group, the blocks of it that the next position sees are cached.
 
-        looks_behind: where groups have windows, also find what is cached behind it.
+        looks_behind: where groups have windows, also find what is cached behind the prefix.
         """
         groups, block_of = self.groups, self._index.block_of
         if groups.is_one_full_group:
@@ -123,20 +123,20 @@ class KVCacheManager:
         return [self._index.block_of(group_hash(block_hash, group)) for group in range(self.groups.num_groups)]
 
     def published(self) -> Iterator[BlockHash]:
-        """All contents that can be found, here or where evicted blocks are kept."""
+        """Every content that can be found, in the cache or in a tier."""
         index = self._index if self.groups.num_groups == 1 else filter(is_first_group, self._index)
         return chain(index, self._only_in_tier)
 
     def num_free_without(self, block_ids: Sequence[int]) -> int:
-        """Blocks that can be allocated once these published ones are held."""
+        """Blocks that could be allocated once these published blocks are held."""
         return self._pool.num_free - self._pool.num_unheld(block_ids)
 
     def num_free_beside(self, need: BlockNeed) -> int:
-        """Blocks that can be allocated once the cached ones of a need are held."""
+        """Blocks that could be allocated once the cached blocks of ``need`` are held."""
         return self.num_free_without(need.held())
 
     def take(self, need: BlockNeed) -> BlockTables:
-        """Hold what a request needs.
+        """Hold and allocate what a request needs.
 
         Raises:
             OutOfBlocksError: There is not enough; nothing was taken.
@@ -157,14 +157,16 @@ class KVCacheManager:
         return self._pool.allocate(num_blocks)
 
     def allocate_by_group(self, num_blocks: Sequence[int]) -> BlockTables:
-        """Take so many blocks of each group; see ``BlockPool.allocate``."""
+        """Take ``num_blocks`` of each group; see ``BlockPool.allocate``."""
         return self._pool.allocate_by_group(num_blocks)
 
     def publish(
         self, tables: Sequence[Sequence[int]], hashes: Sequence[BlockHash], parent: BlockHash, token_bytes: bytes
     ) -> None:
-        """Offer held blocks whose KV is computed and confirmed, of each group those of some tokens that follow each
-        other. Those whose content is offered already, and absent ones, are passed over.
+        """Publish held blocks whose KV is computed and confirmed: in each group, the blocks of the same consecutive
+        tokens.
+
+        Absent blocks are skipped, and so are those whose content is published already.
 
         Args:
             tables: Of each group, as many blocks as there are ``hashes``.
@@ -178,7 +180,7 @@ class KVCacheManager:
     def publish_one(
         self, block_ids: Sequence[int], block_hash: BlockHash, parent: BlockHash, token_bytes: bytes
     ) -> None:
-        """The same of one block of each group: what decoding needs, for many requests in one step."""
+        """Publish one block in each group: ``publish`` for decoding, where many requests fill a block in one step."""
         first = block_ids[0]
         if first != ABSENT_BLOCK and self._index.publish(first, block_hash):
             if first % LIFETIME_SAMPLE == 0:
@@ -192,7 +194,7 @@ class KVCacheManager:
     def _publish_group(
         self, block_ids: Sequence[int], hashes: Sequence[BlockHash], parent: BlockHash, token_bytes: bytes
     ) -> None:
-        """Offer blocks of the first group, and tell the mirrors of those that could not be found here all the time."""
+        """Publish blocks of the first group, and tell the mirrors of those that could not be found before."""
         published = self._offer(block_ids, hashes)
         if self._events is not None and published:
             parents, num_bytes = (parent, *hashes), len(token_bytes) // len(hashes)
@@ -204,7 +206,7 @@ class KVCacheManager:
             )
 
     def _record_stored(self, stored: Sequence[BlockStored]) -> None:
-        """Tell the mirrors of blocks, but for those that could be found in the tier all the time."""
+        """Tell the mirrors of new blocks, except those that could be found in the tier all along."""
         assert self._events is not None
         if known := self._only_in_tier:
             new = [event for event in stored if event.block_hash not in known]
@@ -228,19 +230,19 @@ class KVCacheManager:
             self._num_fenced += len(block_ids)
 
     def release_tables(self, tables: BlockTables) -> None:
-        """Give all block tables of a request back; fenced while a step is in flight."""
+        """Give back all block tables of a request; fenced while a step is in flight."""
         self.release(held_blocks(tables))
 
     def release_behind_window(self, block_ids: list[int]) -> None:
-        """Give back what no step in flight or to come looks at: it lies before the window of all that is computed."""
+        """Give back blocks before the window of all computed positions: no step, in flight or later, reads them."""
         self._pool.free(block_ids)
 
     def step_scheduled(self, step_id: int) -> None:
-        """A step that may write any block held now is in flight."""
+        """Note that a step is in flight, which may write any block held now."""
         self._newest_step_in_flight = step_id
 
     def step_returned(self, step_id: int) -> None:
-        """A step has returned: blocks that waited for it, or for older ones, are free."""
+        """Note that a step has returned; blocks fenced for it or for older steps become free."""
         if self._newest_step_in_flight == step_id:
             self._newest_step_in_flight = None
         while self._fence and self._fence[0][0] <= step_id:
@@ -249,10 +251,11 @@ class KVCacheManager:
             self._pool.free(block_ids)
 
     def reset(self) -> CacheReset:
-        """Withdraw every published block; what is held stays held, unpublished. Nothing evicted comes back.
+        """Withdraw every published block. Held blocks stay held, unpublished; evicted ones do not come back from a
+        tier.
 
         Returns:
-            How many blocks could be found until now, here and where evicted ones are kept.
+            How many blocks could be found until now, in the cache and in tiers.
         """
         num_blocks, num_host_blocks = len(self._index), 0
         self._index.clear()
@@ -289,12 +292,12 @@ class KVCacheManager:
             self._events.append(*[BlockRemoved(block_hash) for block_hash in hashes if is_first_group(block_hash)])
 
     def _record_removed(self, evicted: Sequence[BlockHash], lost: Sequence[BlockHash]) -> None:
-        """Tell the mirrors what can be found neither in the cache nor in the tier any more."""
+        """Tell the mirrors which contents can no longer be found, neither in the cache nor in the tier."""
         assert self._events is not None
         self._only_in_tier.update(filter(is_first_group, evicted))
         for block_hash in lost:
             if block_hash not in self._only_in_tier:
-                continue  # it is in the cache as well, or lay in the tier before anybody mirrored this cache
+                continue  # it is in the cache too, or was in the tier before a mirror existed
             self._only_in_tier.remove(block_hash)
             if block_hash not in self._index:
                 self._events.append(BlockRemoved(block_hash))

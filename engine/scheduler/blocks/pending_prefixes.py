@@ -1,9 +1,9 @@
-"""Which full blocks of prompts are being computed or loaded right now, and by whom. Free of torch.
+"""Which full blocks of prompts are being computed or loaded now, and by which request. Free of torch.
 
 A block is published only when its step has returned. Until then a second request with the same prompt would compute it
-again; instead it waits for whoever computes it, and finds it in the cache. A burst of prompts with a common prefix
-computes that prefix once, and damaged blocks that several requests share are recomputed once. Likewise a prompt
-that several requests bring along, as the choices of one request do, is loaded once.
+again. Instead it waits for the request that computes it, and then finds it in the cache. So a burst of prompts with a
+common prefix computes that prefix once, and damaged blocks that several requests share are recomputed once. Likewise, a
+prompt whose KV several requests bring along, such as the choices of one request, is loaded once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.scheduler.requests.request import Request, RequestState
 
 
 class PendingPrefixes:
-    """Content that an admitted request is going to publish."""
+    """The contents that admitted requests are going to publish."""
 
     def __init__(self) -> None:
         self._owner: dict[BlockHash, Request] = {}
@@ -24,9 +24,9 @@ class PendingPrefixes:
         return len(self._owner)
 
     def claim(self, request: Request, block_size: int) -> None:
-        """A request that has its blocks is about to compute, or loads, what is not published of its known tokens.
+        """Claim the unpublished full blocks of an admitted request's known tokens, which it computes or loads.
 
-        Whoever computes goes before whoever loads.
+        A claim by computing takes the place of a claim by loading.
         """
         owner, hashes, confirmed = self._owner, request.block_hashes, request.confirmed_blocks
         for index in range(request.num_published_blocks, request.num_tokens // block_size):
@@ -36,26 +36,26 @@ class PendingPrefixes:
                     owner[hashes[index]] = request
 
     def is_computed_by_other(self, block_hash: BlockHash, request: Request) -> bool:
-        """True when another request computes this content now."""
+        """True when another request is computing this content."""
         owner = self._owner.get(block_hash)
         return owner is not None and owner is not request and owner.state is not RequestState.LOADING
 
     def is_loaded_by_other(self, block_hash: BlockHash, request: Request) -> bool:
-        """True when another request's load brings this content."""
+        """True when another request is loading this content."""
         owner = self._owner.get(block_hash)
         return owner is not None and owner is not request and owner.state is RequestState.LOADING
 
     def published(self, block_hashes: Iterable[BlockHash]) -> None:
-        """These contents can be found: nobody is going to bring them any more."""
+        """Drop the claims on contents that were published."""
         owner = self._owner
         if owner:
             for block_hash in block_hashes:
                 owner.pop(block_hash, None)
 
     def withdraw(self, request: Request) -> None:
-        """A request stops computing: whoever waits for it goes ahead.
+        """Drop the claims of a request that stops computing, so that requests waiting for it go on.
 
-        All its blocks are looked at: what it has published so far does not say what it claims.
+        All its blocks are checked: what it has published so far does not tell what it claims.
         """
         if not self._owner:
             return

@@ -1,4 +1,4 @@
-"""Which published block holds which content: the prefix cache's index. Free of torch."""
+"""The prefix cache's index: which published block holds which content. Free of torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PrefixIndex:
         return blocks
 
     def publish(self, block_id: int, block_hash: BlockHash) -> bool:
-        """Offer a block under its content; False when the content or the block is already published."""
+        """Publish a block under its content; False when the content or the block is published already."""
         if block_hash in self._block_of or self._hash_of[block_id] is not None:
             return False
         self._block_of[block_hash] = block_id
@@ -52,8 +52,10 @@ class PrefixIndex:
         return True
 
     def publish_each(self, block_ids: Sequence[int], hashes: Sequence[BlockHash]) -> list[int]:
-        """Offer blocks under their contents, all but those that are absent; returns where in both those stand whose
-        content is offered from now on.
+        """Publish blocks under their contents; skip absent blocks, and contents or blocks that are published already.
+
+        Returns:
+            The indices of the blocks published now.
         """
         block_of, hash_of = self._block_of, self._hash_of
         published: list[int] = []
@@ -65,7 +67,7 @@ class PrefixIndex:
         return published
 
     def withdraw(self, block_ids: Iterable[int]) -> list[BlockHash]:
-        """Stop offering published blocks; returns the contents they had."""
+        """Withdraw published blocks; returns the contents that they had."""
         hash_of, block_of = self._hash_of, self._block_of
         withdrawn: list[BlockHash] = []
         for block_id in block_ids:
@@ -77,7 +79,7 @@ class PrefixIndex:
         return withdrawn
 
     def clear(self) -> None:
-        """Stop offering every block."""
+        """Withdraw every block."""
         for block_id in self._block_of.values():
             self._hash_of[block_id] = None
         self._block_of.clear()

@@ -1,1 +1,1 @@
-"""Choices that a deployment can make otherwise: who is preempted, who is held back."""
+"""Policies that a deployment can change: which requests are preempted, and which are held back."""

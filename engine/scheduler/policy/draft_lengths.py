@@ -1,4 +1,4 @@
-"""How many draft tokens pay: measured acceptance against measured step times. Free of torch."""
+"""How many draft tokens pay: weighs measured acceptance against measured step times. Free of torch."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from engine.contract.step import BoolArray, IntArray
 FloatArray = NDArray[np.float64]
 
 DECAY = 0.9
-"""What an older trial counts beside the next one."""
+"""The weight of a trial, relative to the one after it."""
 
 PRIOR_TRIALS = 2.0
-"""So much weighs what is known of all requests, beside what is known of one."""
+"""The weight, in trials, of the acceptance of all requests in the estimate for one request."""
 
 FIRST_ACCEPTANCE = 0.8
-"""Assumed until drafts were verified: too high is found out by trying, too low never."""
+"""Assumed before any draft was verified. Trying corrects a value that is too high, but not one that is too low."""
 
 NUM_TIMES = 5
-"""Steps of one size whose median is its time: one that was interrupted does not count."""
+"""The time of a step size is the median of so many steps, so that an interrupted step does not count."""
 
 CLOCK_TICK_S = 1e-9
-"""No step takes less, whatever the clock says."""
+"""The least time that a step counts as, whatever the clock says."""
 
 ROWS_PER_REST_STEP = 2
-"""Once drafts did not pay, nothing is proposed for one step for each so many requests."""
+"""When drafts do not pay, nothing is proposed for one step per so many requests."""
 
 STEPS_BEFORE_PROBE = 64
-"""Without any drafts; then some are verified although they are not expected to pay."""
+"""After so many steps without drafts, some are verified although they are not expected to pay."""
 
 PROBE_SHARE = 0.02
-"""Of the time since the last probe, so much may be spent on one."""
+"""The most time that a probe may add, as a share of the time since the last probe."""
 
 MAX_NUM_KNOWN = 4096
-"""Requests whose acceptance is remembered."""
+"""How many requests' acceptance is remembered."""
 
 
 class Acceptance:
-    """The chance that the next draft of a request is right, if those before it are.
+    """The chance that a request's next draft is right, given that the drafts before it are.
 
-    A request is judged by its own drafts with the same evidence; until there are some, by those of all requests.
+    A request is judged by its own drafts of the same evidence; until it has some, by those of all requests.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Acceptance:
         self._of_request: OrderedDict[tuple[str, int], list[float]] = OrderedDict()
 
     def note(self, key: tuple[str, int], *, num_drafts: int, num_accepted: int) -> None:
-        """Take in how many drafts of one step were right; the ones behind the first wrong one say nothing."""
+        """Take in how many drafts of one step were right; drafts behind the first wrong one say nothing."""
         own = self._of_request.setdefault(key, [0.0, 0.0])
         self._of_request.move_to_end(key)
         if len(self._of_request) > MAX_NUM_KNOWN:
@@ -65,14 +65,14 @@ class Acceptance:
             counts[1] = counts[1] * DECAY + (num_accepted < num_drafts)
 
     def of(self, key: tuple[str, int]) -> float:
-        """Between 0 and 1."""
+        """The chance, between 0 and 1."""
         return _share(self._of_request.get(key), _share(self._of_all.get(key[1]), FIRST_ACCEPTANCE))
 
 
 class StepTimes:
-    """What steps that only decode took, by how many tokens they computed.
+    """Times of steps that only decode, by the number of tokens that they compute.
 
-    unknown_s: what all steps are taken to last while none was measured.
+    unknown_s: the time assumed for all steps before any was measured.
     """
 
     def __init__(self, *, unknown_s: float = 1.0) -> None:
@@ -91,9 +91,11 @@ class StepTimes:
         self._medians = np.maximum.accumulate(np.array([0.0, *medians]))
 
     def of(self, num_tokens: IntArray) -> FloatArray:
-        """Seconds of steps of these sizes: in proportion between known ones. What was never tried is taken to be
-        cheap, so that it is: larger steps cost what the largest known one does, smaller ones their share of the
-        smallest. Without any all are alike."""
+        """Seconds of steps of these sizes: interpolated between measured sizes.
+
+        A size that was never tried is assumed to be cheap, so that it gets tried. Larger steps cost what the largest
+        measured one does; smaller ones a proportional share of the smallest. Before any measurement all cost the same.
+        """
         if self._sizes.size == 0:
             return np.full(num_tokens.size, self._unknown_s)
         return np.interp(num_tokens, self._sizes, self._medians)
@@ -101,17 +103,17 @@ class StepTimes:
 
 @dataclass(slots=True)
 class DraftingTime:
-    """How many steps a draft model made, one for each draft of the request that has most; 0: it only caught up."""
+    """How many steps the draft model made: the most drafts of any one request; 0 when it only caught up."""
 
     num_steps: int = 0
 
 
 class DraftLengths:
-    """Chooses drafts so that a step makes the most output a second, as far as is known; none where all cost more.
+    """Chooses the number of drafts with the highest expected output per second; none where no number pays.
 
-    The likeliest drafts come first: the next one of a request is right with the chance that such drafts of it had
-    lately, the one behind it with that chance squared, and so on. While none pay, some are verified now and then, so
-    that a change is noticed; and with many requests nothing is proposed for a while, as that takes time as well.
+    The likeliest drafts are chosen first. A request's next draft is right with the chance that its drafts had lately,
+    the one behind it with that chance squared, and so on. While no drafts pay, some are verified from time to time to
+    notice a change. With many requests nothing is proposed for a while, because proposing takes time too.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -125,7 +127,7 @@ class DraftLengths:
         self._rest_rows = 0
 
     def rests(self, num_rows: int) -> bool:
-        """True when nobody needs to propose for a step of so many requests: drafts did not pay with as many."""
+        """True when a step of ``num_rows`` requests needs no proposals, because drafts did not pay with as many."""
         if not self.is_at_rest(num_rows):
             return False
         self._rest_steps -= 1
@@ -133,7 +135,7 @@ class DraftLengths:
         return True
 
     def is_at_rest(self, num_rows: int) -> bool:
-        """True when ``rests`` would say so now."""
+        """True when ``rests`` would return True now."""
         return self._rest_steps > 0 and num_rows >= self._rest_rows
 
     def choose(
@@ -147,10 +149,10 @@ class DraftLengths:
     ) -> IntArray:
         """How many of its drafts each of these requests should have in the step.
 
-        keys: [num_requests] their ids, and the evidence for what was proposed.
-        counts: [num_requests] drafts that there are.
-        num_tokens: what the step computes without drafts; ``num_rows`` requests get a token by it.
-        is_by_model: [num_requests] True where a draft model is yet to be asked, which takes time for each draft.
+        keys: [num_requests] the request's id, and the evidence of its drafts.
+        counts: [num_requests] how many drafts there are.
+        num_tokens: what the step computes without drafts, which gives ``num_rows`` requests a token each.
+        is_by_model: [num_requests] True where a draft model must still be asked, which takes time for each draft.
         """
         total = int(counts.sum())
         if total == 0:
@@ -165,7 +167,7 @@ class DraftLengths:
         draft_s = np.zeros(counts.size)
         if is_by_model is not None and is_by_model.any():
             draft_s[is_by_model] = self._draft_times.of(np.array([np.count_nonzero(is_by_model)], np.int32))
-        # A draft model makes a step for each place, over all requests at once.
+        # A draft model makes one step for each draft position, for all requests at once.
         drafting_s = np.maximum.accumulate((draft_s[owners] * (place + 1))[best_first])
         num_chosen = int(np.argmax(output / (step_times + np.concatenate(([0.0], drafting_s)))))
         if num_chosen:
@@ -178,7 +180,7 @@ class DraftLengths:
         return chosen
 
     def _probe(self, counts: IntArray, step_times: FloatArray, draft_s: FloatArray) -> IntArray:
-        """Some drafts of one request, if none were verified for long."""
+        """Some drafts of one request, if none were verified for a long time."""
         chosen = np.zeros_like(counts)
         if self._steps_without >= STEPS_BEFORE_PROBE:
             longest = int(np.argmax(counts))
@@ -190,19 +192,19 @@ class DraftLengths:
 
     @contextmanager
     def drafting(self, num_rows: int) -> Iterator[DraftingTime]:
-        """Measure what a draft model takes for so many requests; whoever asks it says how many steps it made."""
+        """Measure the draft model's time for ``num_rows`` requests; the caller sets the number of steps it made."""
         measured, started_s = DraftingTime(), self._clock()
         yield measured
         if measured.num_steps:
             self._draft_times.note(num_rows, (self._clock() - started_s) / measured.num_steps)
 
     def note_verified(self, request_id: str, *, num_drafts: int, num_accepted: int) -> None:
-        """The step with what was chosen last returned: so many of a request's drafts were right."""
+        """Learn from a returned step with the drafts chosen last: how many of a request's drafts were right."""
         key = (request_id, self._evidence.get(request_id, 0))
         self._acceptance.note(key, num_drafts=num_drafts, num_accepted=num_accepted)
 
     def note_step(self, num_tokens: int, seconds: float) -> None:
-        """Take in what a step took that only decoded, and with no other one under way."""
+        """Learn the time of a step that only decoded while no other step was in flight."""
         self._times.note(num_tokens, seconds)
 
 
@@ -212,6 +214,6 @@ def _share(counts: Sequence[float] | None, prior: float) -> float:
 
 
 def _class_of(num_tokens: int) -> int:
-    """Steps of about the same size count as one: all up to 16 tokens apart, larger ones by eighths of a power of 2."""
+    """Group steps of similar size: sizes below 16 each by itself, larger ones by eighths of a power of 2."""
     grain = 1 << max(num_tokens.bit_length() - 4, 0)
     return num_tokens // grain * grain

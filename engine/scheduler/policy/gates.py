@@ -1,4 +1,4 @@
-"""Reasons to keep a request waiting: too many partial prefills, or a batch that is still to form."""
+"""Admission gates, reasons to keep a request waiting: too many partial prefills, or a batch that should form first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.scheduler.step_draft import StepDraft
 
 
 class Verdict(Enum):
-    """What a gate says to a request."""
+    """A gate's answer about a request."""
 
     ADMITTED = auto()
     PASSED_OVER = auto()
@@ -25,20 +25,20 @@ class Verdict(Enum):
 
 
 class AdmissionGate(Protocol):
-    """Limits what may start in a step: room for LoRA adapters, grammars, encoder inputs, and what is here already."""
+    """Limits what may start in a step, such as partial prefills, or requests that need a LoRA adapter's room."""
 
     def ask(self, request: Request, draft: StepDraft, num_tokens: int, /) -> Verdict:
-        """ADMITTED: as far as this gate is concerned. PASSED_OVER: not this one. BARRIER: none from here on.
+        """ADMITTED: this gate has no objection. PASSED_OVER: not this request. BARRIER: no request from here on.
 
-        ``num_tokens`` of the request would be computed here: what is neither cached nor loaded.
+        ``num_tokens`` of the request would be computed here: those that are neither cached nor loaded.
         """
 
 
 class PartialPrefills:
-    """Shares a step's budget evenly among the prefills, and limits how many are under way at once.
+    """Shares a step's token budget evenly among prefills, and limits how many may be partial at once.
 
-    A prefill is partial while tokens of it remain after the step. The share is in whole blocks when prefix caching is
-    on, because only whole blocks can be published. A prompt is long beyond ``long_prefill_token_threshold`` tokens.
+    A prefill is partial while tokens of it remain after the step. With prefix caching a share is whole blocks, because
+    only whole blocks can be published. A prompt of more than ``long_prefill_token_threshold`` tokens is long.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class PartialPrefills:
         self._granularity = table.block_size if share_in_blocks else 1
 
     def prepare(self, draft: StepDraft) -> None:
-        """Work out the share of this step, before the step is put together."""
+        """Compute the share of a prefill in this step, before the step is put together."""
         rows = self._table.order_without(draft.leaving_rows)
         num_prefilling = int((self._table.num_expected[rows] - self._table.num_computed[rows] > 1).sum())
         has_free_row = rows.size < self._table.max_num_seqs
@@ -63,7 +63,7 @@ class PartialPrefills:
         draft.prefill_share = max(num_units, 1) * self._granularity
 
     def share(self, need: IntArray, draft: StepDraft) -> IntArray:
-        """Tokens for each running request: decodes whole, prefills evenly, those about to finish first."""
+        """Tokens for each running request: decodes in full, then prefills evenly, those about to finish first."""
         is_prefill = need > 1
         grants: IntArray = np.where(is_prefill, 0, need).astype(np.int32)
         budget = min(draft.token_budget - int(grants.sum()), draft.prompt_budget)
@@ -75,9 +75,9 @@ class PartialPrefills:
         return grants
 
     def ask(self, request: Request, draft: StepDraft, num_tokens: int, /) -> Verdict:
-        """Let in what finishes within its share; else only as many as may be partial at once.
+        """Admit prompts that finish within their share; of the others only as many as may be partial at once.
 
-        A single token cannot be computed in part: whoever loads all the others is no prefill.
+        A single token cannot be computed in part: a request that loads all its other tokens is no prefill.
         """
         if num_tokens <= max(min(draft.prefill_share, draft.token_budget, draft.prompt_budget), 1):
             return Verdict.ADMITTED
@@ -91,7 +91,7 @@ class PartialPrefills:
 
 
 class PromptDelay:
-    """An admission gate. A request that was preempted is not new, and while nothing runs nothing is held back."""
+    """Holds new prompts back so that a batch can form; not preempted requests, and none while nothing runs."""
 
     def __init__(self, delay_factor: float, *, table: RowTable, clock: Callable[[], float]) -> None:
         self._delay_factor = delay_factor
@@ -109,12 +109,12 @@ class PromptDelay:
         return Verdict.ADMITTED if is_over else Verdict.BARRIER
 
     def step_scheduled(self, step_id: int, *, has_prompts: bool) -> None:
-        """Start the clock of a step that computes prompts."""
+        """Start timing a step that computes prompts."""
         if has_prompts and self._prompt_step is None:
             self._prompt_step = (step_id, self._clock())
 
     def step_returned(self, step_id: int) -> None:
-        """Note how long a step with prompts took."""
+        """Note the duration of a step with prompts."""
         if self._prompt_step is not None and self._prompt_step[0] <= step_id:
             self._last_prompt_latency_s = self._clock() - self._prompt_step[1]
             self._prompt_step = None

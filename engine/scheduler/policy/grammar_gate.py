@@ -1,4 +1,4 @@
-"""Requests that wait for their grammar to be compiled, out of the way of all others. Free of torch."""
+"""Requests whose grammar is being compiled wait here, out of the way of all others. Free of torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ COMPILE_TIMEOUT_S: Final = 60.0
 
 
 class GrammarGate:
-    """Keeps requests out of the waiting queue until their grammar is there; what cannot be compiled ends its request.
+    """Keeps a request out of the waiting queue until its grammar is compiled; if that fails, the request ends.
 
-    A request holds its compiled grammar to its end, preemptions included: it waits for it once.
+    A request holds its compiled grammar until it ends, through preemptions too: it waits for it only once.
     """
 
     def __init__(
@@ -37,22 +37,22 @@ class GrammarGate:
 
     @property
     def is_due(self) -> bool:
-        """True when a step should look at those that wait here."""
+        """True when a step should check the requests that wait here."""
         waits = len(self._live_requests.compiling) > 0
         return waits and (self._has_failed or self._compiler.num_ended != self._num_seen)
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When the wait of the first of them has taken too long."""
+        """When the first request's wait times out."""
         first = self._live_requests.compiling.peek()
         return None if first is None else first.queued_at_s + self._timeout_s
 
     def announce(self, grammar: str) -> None:
-        """Begin to compile for a request that is to come."""
+        """Begin to compile the grammar of an announced request."""
         self._compiler.poll(grammar)
 
     def enter(self, request: Request, grammar: str) -> None:
-        """Queue a new request, at once if its grammar is there already."""
+        """Queue a new request; at once if its grammar is compiled already."""
         found = self._compiler.poll(grammar)
         if found is None or isinstance(found, GrammarFailure):
             self._has_failed |= found is not None
@@ -62,7 +62,7 @@ class GrammarGate:
             self._live_requests.add(request)
 
     def prepare(self, _draft: StepDraft, /) -> None:
-        """Queue those whose grammar came, and end those whose grammar never will, before a step is put together."""
+        """Queue requests whose grammar is compiled, and end those whose grammar failed or timed out, before a step."""
         deadline = self.next_deadline_s
         if deadline is None or not (self.is_due or self._clock() >= deadline):
             return

@@ -1,9 +1,10 @@
-"""Waits in a circle, over leases: seen from one engine, which cannot know that there is one. Free of torch.
+"""Breaks circular waits over leases, as far as one engine, which sees only its own part, can tell. Free of torch.
 
-Workers that take any work lend blocks and borrow: A keeps a prompt for B, which has no room for it before A has read
-what B keeps for A, and A has none before B has read. A request that waits renews the lease that is kept for it, so that
-time alone ends nothing (known-failures 7). Whoever computes nothing, loads nothing, and waits only for its own leases
-to end may be part of a circle; where it is none, one prompt is computed twice on an engine that had nothing to do.
+Workers that take any work both grant leases and wait for them. Suppose A keeps a prompt's KV for B, and B keeps one for
+A. B has no room to read before A has read, and A has none before B has. A waiting request renews the lease that is kept
+for it, so no timeout ends this (known-failures 7). An engine that computes nothing, loads nothing, and waits only for
+its own leases to end may be part of such a circle. If it is not, one prompt is computed twice, on an engine that had
+nothing to do.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowTable
 
 PATIENCE_S: Final = 2.0
-"""So long an engine stands still before a request does without what another engine keeps for it, and then the next one.
-A hand-over takes milliseconds, and a reader whose engine is full makes room within a step or two of those that run."""
+"""How long an engine stands still before one request gives up its hand-over, and then before the next one does. A
+hand-over takes milliseconds, and a reader whose engine is full makes room within a step or two of its running requests.
+"""
 
 
 class LeaseStandoff:
-    """Says which request is to do without its hand-over, so that its lease elsewhere ends, and the circle with it."""
+    """Chooses the request that gives up its hand-over, so that its lease elsewhere ends, and with it the circle."""
 
     def __init__(
         self,
@@ -43,11 +45,11 @@ class LeaseStandoff:
 
     @property
     def due_s(self) -> float | None:
-        """When somebody has to do without if nothing changes until then; None when nobody has to."""
+        """When a request must give up its hand-over if nothing changes until then; None when no request must."""
         return None if self._since_s is None else self._since_s + PATIENCE_S
 
     def find(self) -> Request | None:
-        """Who does without from now on: the one that came first; asked at the beginning of each step."""
+        """The request to give up its hand-over now: the one that came first. Asked at the beginning of each step."""
         waiting = self._waiting()
         if not waiting:
             self._since_s = None
@@ -61,7 +63,7 @@ class LeaseStandoff:
         return min(waiting, key=lambda request: request.arrival_index)
 
     def _waiting(self) -> list[Request]:
-        """Those for whom others keep blocks, where nothing but leases is in their way."""
+        """Requests with a hand-over, if nothing but this engine's own leases keeps them from starting."""
         if not len(self._leases) or len(self._table) or self._remote.has_loads or len(self._live_requests.ready):
             return []
         return [request for request in self._live_requests.waiting if request.kv_transfer is not None]

@@ -1,4 +1,4 @@
-"""Prompts whose promise is lost let those pass whose promise can be kept. Free of torch."""
+"""Under overload, requests whose TTFT promise is lost let those pass whose promise can be kept. Free of torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from engine.scheduler.remote.prefix_search import PrefixSearch
 from engine.scheduler.requests.request import Request
 
 Pace: TypeAlias = Callable[[float, float], float]
-"""The seconds that so many tokens of prompts take as steps are now, behind so many that are there."""
+"""The seconds that a number of prompt tokens takes at the present pace, behind a number of computed ones."""
 
 
 class LostPromises:
-    """Defers waiting requests whose first token would come too late even if they were the next to be served.
+    """Defers waiting requests whose first token would be late even if they were served next.
 
-    Where more comes than can be served, whoever is served in the order of arrival is late, each by a little: nobody's
-    promise is kept. So those give way that are too late already, and most promises are kept. Source of the idea: Robust
-    Earliest Deadline scheduling (Buttazzo, Stankovic 1993), which sets aside what overload has made late, for later.
+    When more requests come than can be served, serving them in order of arrival makes every one a little late, and no
+    promise is kept. Deferring those that are late already keeps most promises. Source of the idea: Robust Earliest
+    Deadline scheduling (Buttazzo, Stankovic 1993), which sets aside for later what overload has made late.
     """
 
     def __init__(self, live_requests: LiveRequests, *, search: PrefixSearch, clock: Callable[[], float]) -> None:
@@ -28,12 +28,12 @@ class LostPromises:
 
     @property
     def may_be_any(self) -> bool:
-        """True when the first of those that wait in time was promised its first token."""
+        """True when the first request that is not deferred was promised a TTFT."""
         first = self._live_requests.waiting.peek_in_time()
         return first is not None and first.message.promise.ttft_ms is not None
 
     def defer(self, pace: Pace, *, num_ahead: float) -> None:
-        """Look at the head of the queue, before which ``num_ahead`` tokens of running prompts are computed."""
+        """Defer requests at the head whose promise is lost, given ``num_ahead`` tokens of running prompts."""
         waiting = self._live_requests.waiting
         while (request := waiting.peek_in_time()) is not None and self._is_lost(request, pace, num_ahead):
             waiting.defer(request)
@@ -41,7 +41,7 @@ class LostPromises:
     def _is_lost(self, request: Request, pace: Pace, num_ahead: float) -> bool:
         left_s = first_token_left_s(request, self._clock())
         if left_s is None or request.num_preemptions:
-            return False  # one that was preempted had its turn already
+            return False  # a preempted request was served already
         if left_s <= 0.0:
             return True
         if pace(num_ahead + request.num_tokens, 0.0) <= left_s:
@@ -53,8 +53,9 @@ class LostPromises:
 
 
 def first_token_left_s(request: Request, now_s: float) -> float | None:
-    """How long a request's first token may still take, less than 0 if it is late; None where it was not promised one
-    here, or has had it."""
+    """Seconds until a request's first token is due, negative if it is late; None without such a promise here, or once
+    it has come.
+    """
     ttft_ms = request.message.promise.ttft_ms
     if ttft_ms is None or request.num_tokens > request.num_prompt_tokens or request.kv_transfer is not None:
         return None

@@ -1,4 +1,4 @@
-"""Who gives up its blocks: when they run out, or as a switch for tests."""
+"""Which requests are preempted: when blocks run out, or at random for tests."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ OrderKeyOf = Callable[[Request], OrderKey]
 
 
 def order_key(policy: QueuePolicy) -> OrderKeyOf:
-    """How a policy orders requests: smaller keys are served first and preempted last."""
+    """The sort key of a queue policy: requests with smaller keys are served first and preempted last."""
     return fcfs_key if policy == "fcfs" else priority_key
 
 
 class PreemptionPolicy:
-    """Chooses victims: the last in the order of the queue policy."""
+    """Chooses the requests to preempt: the last ones in the order of the queue policy."""
 
     def __init__(self, policy: QueuePolicy) -> None:
         self.key = order_key(policy)
 
     def last(self, candidates: Iterable[Request]) -> Request | None:
-        """The request that is served last."""
+        """The candidate that is served last."""
         return max(candidates, key=self.key, default=None)
 
     def victim_for(self, asker: Request, running: list[Request], ready: list[Request]) -> Request | None:
-        """Who must make room for ``asker``; None when it has to wait.
+        """The request to preempt for ``asker``; None when ``asker`` has to wait.
 
-        Only requests that are served after ``asker`` are preempted, except that the first of all running requests may
-        also take the blocks of one that is loaded but does not run yet: otherwise the two could wait for each other.
+        Only requests served after ``asker`` are preempted, with one exception: the first of all running requests may
+        also take the blocks of a loaded request that does not run yet. Otherwise the two could wait for each other.
         """
         asker_key = self.key(asker)
         victim = self.last(request for request in (*running, *ready) if self.key(request) > asker_key)
@@ -44,7 +44,7 @@ class PreemptionPolicy:
 
 
 class ArtificialPreemption:
-    """Preempts the last running request with a probability per step, at most so many times. Seeded: runs repeat."""
+    """Preempts the last running request with a probability per step, up to a number of times. Seeded: runs repeat."""
 
     def __init__(
         self, config: SchedulerConfig, *, table: RowTable, live_requests: LiveRequests, preemption: PreemptionPolicy
@@ -57,7 +57,7 @@ class ArtificialPreemption:
         self._random = random.Random(0)
 
     def prepare(self, draft: StepDraft) -> None:
-        """Perhaps preempt, before the step is put together."""
+        """Perhaps preempt a request, before the step is put together."""
         if not self._num_left or self._random.random() >= self._probability:
             return
         victim = self._preemption.last(self._table.running())

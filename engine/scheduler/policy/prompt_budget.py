@@ -1,5 +1,6 @@
-"""How many prompt tokens a step may compute, beside requests that were promised their next token soon and beside other
-prompts. Free of torch."""
+"""How many prompt tokens a step may compute, beside requests with a promised inter-token gap and beside other prompts.
+Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +20,25 @@ from engine.scheduler.requests.row_table import NEVER, RowTable
 from engine.scheduler.step_draft import StepDraft
 
 FIRST_PROMPT_SHARE: Final = 0.25
-"""Prompts get this share of what a step takes without them, whatever was promised: else they might never end. It holds
-until the engine leans to a role, which has its own."""
+"""The least time for prompts, as a share of the step's time without them, whatever was promised: otherwise prompts
+might never finish. It holds until the engine leans to a role, which has a share of its own.
+"""
 
 CALM_SHARE: Final = 0.7
-"""Of the promised gap, what a step is aimed at while prompts have time: streams run more evenly, and nobody is late."""
+"""The share of the promised gap that a step aims at while prompts have time: streams run evenly, and none is late."""
 
 CALM_TIME_SHARE: Final = 0.4
-"""Of the time that the first prompt has left, in which all that wait would end at that pace: others may come."""
+"""All waiting prompts must finish at that pace within this share of the time left to the first one: more may arrive."""
 
 MAX_BASE_SHARE: Final = 0.1
-"""Prompts that share a step are worth waiting for each other until what a step costs anyway is so little of it."""
+"""Prompts share a step until its fixed cost is only this share of its time; more would gain too little."""
 
 REMEMBERED_S: Final = 1.0
-"""So long a gap holds after the last request that was promised it: where streams are sent, the next ones soon come."""
+"""How long a gap holds after the last request with that promise: where there are streams, more come soon."""
 
 
 class Head(NamedTuple):
-    """The prompt that is served first: how many tokens are left of it, behind how many, and whose it is; and how many
-    are left of all prompts."""
+    """The prompt served first: its tokens left and computed, its request, and the tokens left of all prompts."""
 
     num_left: int
     num_computed: int
@@ -48,13 +49,15 @@ class Head(NamedTuple):
 class PromptBudget:
     """Answers one question: how many prompt tokens may this step compute?
 
-    As many as keep the step, by its predicted time and the error of late predictions, under the tightest gap that a
-    request was promised which decodes, is about to, or did a moment ago. At least a block of them and
-    ``prompt_share``, also where the decoding requests alone take longer. Only ``CALM_SHARE`` of the gap while the first
-    prompt was promised its first token and all that wait have time enough. Where nobody decodes, the first prompt
-    whole, and others beside it within the gap that it was promised, or, where it was promised none, until
-    ``MAX_BASE_SHARE`` is reached: it does not wait for theirs. No limit while nothing is predicted, or where somebody
-    decodes and nobody was promised a gap.
+    The limit keeps the step's predicted time, with a margin for prediction errors, within the tightest promised gap.
+    Gaps count of requests that decode, that are about to, or that did a moment ago. The rules in detail:
+
+    - At least one block is computed, and ``prompt_share`` is used, even where decoding alone takes longer than the gap.
+    - The step aims at only ``CALM_SHARE`` of the gap while the first prompt has a TTFT promise and all waiting prompts
+      have enough time.
+    - Where no request decodes, the first prompt is computed whole. Others may join it within its own promised gap or,
+      if it has none, until ``MAX_BASE_SHARE`` is reached, so that it does not wait for theirs.
+    - There is no limit before steps can be predicted, or where requests decode and none was promised a gap.
 
     Before it answers, waiting prompts whose promise is lost at this pace are deferred.
     """
@@ -82,7 +85,7 @@ class PromptBudget:
         self._last_gap_us, self._holds_until_s = NEVER, 0.0
 
     def prepare(self, draft: StepDraft) -> None:
-        """Limit the prompt tokens of a step before it is put together."""
+        """Limit the prompt tokens of a step, before it is put together."""
         model, table = self._timer.model_now, self._table
         if not model.num_steps:
             return
@@ -92,7 +95,7 @@ class PromptBudget:
         if self._lost_promises.may_be_any:
             pace = self._pace(model, decode_s, gap_us if num_rows else NEVER)
             self._lost_promises.defer(pace, num_ahead=self._num_started(first))
-        if num_rows and gap_us == NEVER and not self._holds_until_s:  # nobody was ever promised one
+        if num_rows and gap_us == NEVER and not self._holds_until_s:  # no gap was ever promised
             return
         if (head := self._head(first)) is None:
             return
@@ -108,7 +111,7 @@ class PromptBudget:
         draft.prompt_budget = min(draft.prompt_budget, draft.token_budget - num_rows)
 
     def _pace(self, model: StepTimeModel, decode_s: float, gap_us: int) -> Pace:
-        """Of prompts beside streams that were promised a gap; where there is none, that of prompts alone."""
+        """The pace of prompts beside streams with a promised gap; without such streams, of prompts alone."""
 
         def seconds(num_tokens: float, after: float) -> float:
             if gap_us == NEVER:
@@ -119,20 +122,20 @@ class PromptBudget:
         return seconds
 
     def _remembered(self, gap_us: int) -> int:
-        """The gap that holds now, which is the last one for a while when nobody needs one any more."""
+        """The gap that holds now; for a while after no request needs one, that is the last gap."""
         now_s = self._clock()
         if gap_us != NEVER:
             self._last_gap_us, self._holds_until_s = gap_us, now_s + REMEMBERED_S
         return self._last_gap_us if now_s < self._holds_until_s else NEVER
 
     def _gap_of_coming(self) -> int:
-        """The tightest gap of those that will decode as soon as their KV is here."""
+        """The tightest gap of requests that will decode as soon as their KV has arrived."""
         waiting = self._live_requests.waiting.peek()
         gap_us = NEVER if waiting is None or waiting.kv_transfer is None else waiting.promised_gap
         return min(gap_us, self._remote.tightest_gap)
 
     def _head(self, first: int) -> Head | None:
-        """The first running prompt, else the first that waits; None when there is no prompt."""
+        """The first running prompt, otherwise the first waiting one; None when there is no prompt."""
         table, queued = self._table, self._live_requests.queued_prefill_tokens
         if first < table.order.size:
             row = int(table.order[first])
@@ -146,7 +149,7 @@ class PromptBudget:
         return Head(request.num_tokens - num_computed, num_computed, request, queued)
 
     def _num_started(self, first: int) -> int:
-        """Tokens that are left of running prompts."""
+        """Tokens left of the running prompts."""
         table = self._table
         rows = table.order[first:]
         return int((table.num_expected[rows] - table.num_computed[rows]).sum())

@@ -1,4 +1,4 @@
-"""Times an engine's steps as they return, and fits a model of what steps take to them. Free of torch."""
+"""Times an engine's steps as they return, and fits a model of step times to them. Free of torch."""
 
 from __future__ import annotations
 
@@ -26,66 +26,67 @@ FloatArray: TypeAlias = NDArray[np.float64]
 Kind: TypeAlias = tuple[int, int, int, int, int]
 
 EARLY_FIT_STEPS: Final = (3, 6, 12, 24)
-"""Prices are fitted anew behind so many steps: a worker that starts is known soon, and better known soon after."""
+"""Prices are fitted after so many steps of a new worker: it is soon known roughly, and then better."""
 
 FIT_PERIOD_S: Final = 1.0
-"""Time in steps between two fits: a load report that changes is written anew for every router."""
+"""Step time between two fits: each new fit changes the load report, which is then written anew for every router."""
 
 MAX_KINDS: Final = 96
 STEPS_OF_KIND: Final = 8
-"""So many steps are kept of so many kinds, those that were seen last."""
+"""So many steps are kept of each kind, for the ``MAX_KINDS`` kinds seen last."""
 
 HALF_LIFE_STEPS: Final = 64.0
 MIN_WEIGHT: Final = 1e-3
-"""A step counts half as much after so many others, and never less than this: nothing newer may tell of its kind."""
+"""A step's weight halves every ``HALF_LIFE_STEPS`` steps, down to this: it may be the newest of its kind."""
 
 NUM_PASSES: Final = 4
 TOLERANCE: Final = 1.345
 MIN_SPREAD: Final = 0.02
-"""Steps that are off by more than ``TOLERANCE`` times the usual count in inverse proportion; see Huber, 1964."""
+"""Steps whose error exceeds ``TOLERANCE`` times the usual one count in inverse proportion to it; see Huber, 1964."""
 
 DEVIATIONS_OF_MEDIAN: Final = 1.4826
-"""Of normally distributed errors: their standard deviation by the median of their sizes."""
+"""The ratio of standard deviation to median size, for normally distributed errors."""
 
 RIDGE: Final = 1e-5
 EARLY_RIDGE: Final = 0.1
-"""How much small prices are preferred: it decides where the steps leave open what costs how much. The latter is divided
-by the square of their number: a few steps fit many prices, and none that is far from the others is to be believed.
+"""Regularisation: prefers small prices where the steps do not determine them. ``EARLY_RIDGE`` is divided by the square
+of the number of steps: few steps fit many prices, and none far from the others should be believed.
 """
 
 ERROR_DECAY: Final = 1 / 64
 CLOCK_TICK_S: Final = 1e-9
 
 CORE_GAINS: Final = np.linspace(0.025, 1.0, 40)
-"""Of these the gain of cores is the one that explains best how much faster steps were on more. None is 0, which says
-that a worker takes no cores of others.
+"""Candidates for the gain of cores; the one that best explains the speed on more cores is taken. 0 is not among them:
+it says that a worker borrows no cores.
 """
 FIRST_GAIN_STEPS: Final = 4.0
 
 _SUBSETS: Final = np.array([[subset >> index & 1 for index in range(5)] for subset in range(32)], float)
 IS_READING: Final = np.array([1.0, 0.0, 0.0, 0.0, 0.0])
-"""1.0 for what every step reads, the weights, in the order of the prices: cores gain less there."""
+"""1.0 for the price of reading the weights, which every step does; more cores help less there."""
 
 _ALIKE: Final = ((1, 3), (2, 4))
-"""Tokens of answers and of prompts, and what either reads."""
+"""Pairs of prices that are alike: per token of answers and of prompts, and per token that these read."""
 
 NOTE_PERIOD_S: Final = 0.05
 FIRST_PERIOD_S: Final = 0.001
-"""Of steps that are shorter, one in so much time is learnt from: noting one takes some ten microseconds. The latter
-holds for steps with prompts, and for all of a worker that has made few.
+"""Of steps shorter than ``NOTE_PERIOD_S``, one per period is learnt from: noting one takes some ten microseconds.
+``FIRST_PERIOD_S`` takes its place for steps with prompts, and for all steps of a new worker.
 """
 
 
 class StepTimeFit:
     """The newest steps of each kind, and the prices that fit them best.
 
-    Steps of about the same work are of one kind, and each kind keeps its own: hours of decoding do not push out what
-    is known of prompts. What a step is off counts as a share of its time, and steps that something else delayed count
-    less. A token of a prompt is taken to cost what one of an answer does, and what it reads likewise, while only one of
-    the two was seen. The prices change once a second.
+    Steps of similar work are one kind. Each kind keeps its own steps, so hours of decoding do not push out what is
+    known of prompts. Errors are relative to a step's time, and steps that something else delayed count less. While only
+    answers or only prompts were seen, a token of the other is assumed to cost the same, and so is a token that it
+    reads. Prices change once a second.
 
-    Steps on more cores than the worker's own count as what they would have taken on these: how much faster they are is
-    learnt from steps of the same kind on more and on fewer. The model has the prices on as many as there were lately.
+    Steps that ran on more cores than the worker's own count with the time that they would have taken on these. How much
+    faster more cores are is learnt from steps of the same kind on more and on fewer cores. The model's prices are those
+    on the recent number of cores.
     """
 
     def __init__(self) -> None:
@@ -100,13 +101,13 @@ class StepTimeFit:
 
     @property
     def is_new(self) -> bool:
-        """True while few steps were seen: each of them tells much."""
+        """True while few steps were seen, so that each one tells much."""
         return self._num_steps < EARLY_FIT_STEPS[-1]
 
     def note(self, work: StepWork, seconds: float, *, cores: float = 1.0, passed_s: float = 0.0) -> None:
-        """Take in what a step took on ``cores`` times the worker's own cores.
+        """Take in the time of a step on ``cores`` times the worker's own cores.
 
-        passed_s: what this step and those before it took that were not noted, if it is longer.
+        passed_s: the total time of this step and of the steps before it that were not noted, if that is longer.
         """
         seconds = max(seconds, CLOCK_TICK_S)
         if self.model.num_steps:
@@ -160,10 +161,11 @@ class StepTimeFit:
         return model.on(cores)
 
     def _core_gain(self, step_cores: FloatArray) -> float | None:
-        """The gain of cores, by decode steps of a kind that were seen on more and on fewer; None: all on its own.
+        """The gain of cores, from decode steps of one kind on more and on fewer cores; None: all ran on the worker's
+        own.
 
-        What requests add gains ``COMPUTE_CORE_GAIN``: steps of many of them tell little of the rest.
-        ``FIRST_CORE_GAIN`` counts as much as ``FIRST_GAIN_STEPS`` of them: a few that others disturbed say little.
+        The work of requests gains ``COMPUTE_CORE_GAIN``, so steps with many requests tell little about the rest.
+        ``FIRST_CORE_GAIN`` weighs as much as ``FIRST_GAIN_STEPS`` steps: a few disturbed steps must not decide.
         """
         if step_cores.max() <= 1.0:
             return self.model.core_gain
@@ -181,7 +183,7 @@ class StepTimeFit:
         return float(CORE_GAINS[int(np.argmin(off))])
 
     def _pace(self, kept: Sequence[tuple[float, ...]]) -> _Pace:
-        """Of steps of a kind, by medians."""
+        """Summarise the steps of one kind, by medians."""
         prices, shares, computing = self.model.on(1.0), [], []
         for step in kept:
             work = StepWork(*step[1:5])
@@ -193,8 +195,9 @@ class StepTimeFit:
 
 
 class _Pace(NamedTuple):
-    """Steps of a kind: the cores that they had, what they took as a share of what is predicted on a worker's own, how
-    much of that is computing, and how many there are, of which older ones count less."""
+    """A summary of one kind's steps: their cores, their time relative to the prediction on the worker's own cores, the
+    share of computing in it, and their number, in which older steps count less.
+    """
 
     cores: float
     time: float
@@ -202,16 +205,16 @@ class _Pace(NamedTuple):
     num_steps: float
 
     def times(self) -> FloatArray:
-        """The time that is expected for each gain of cores, as a share of that on a worker's own."""
+        """The expected time for each candidate gain, relative to the time on the worker's own cores."""
         reading = (1.0 - self.computing) / (1.0 + CORE_GAINS * (self.cores - 1.0))
         times: FloatArray = reading + self.computing / core_speed(self.cores, COMPUTE_CORE_GAIN)
         return times
 
 
 def robust_prices(work: FloatArray, seconds: FloatArray, weights: FloatArray) -> FloatArray:
-    """Prices, none negative, whose sums come nearest to ``seconds``, as shares of these.
+    """Nonnegative prices whose sums come closest to ``seconds``, by relative error.
 
-    work: [num_steps, 5] 1 and what each step computed; the others are [num_steps].
+    work: [num_steps, 5] 1 and what each step computed; the other arguments are [num_steps].
     """
     trust, expected = np.ones_like(seconds), seconds
     prices = np.zeros(work.shape[1])
@@ -220,7 +223,7 @@ def robust_prices(work: FloatArray, seconds: FloatArray, weights: FloatArray) ->
         predicted = work @ prices
         expected = np.maximum(predicted, seconds / 10)
         off = np.abs(seconds - predicted) / expected
-        if off.max() <= TOLERANCE * MIN_SPREAD:  # all of them count in full, and come out as they are
+        if off.max() <= TOLERANCE * MIN_SPREAD:  # every step counts in full: the result is final
             break
         usual = max(DEVIATIONS_OF_MEDIAN * _median(off, weights), MIN_SPREAD)
         trust = np.minimum(TOLERANCE * usual / np.maximum(off, CLOCK_TICK_S), 1.0)
@@ -245,7 +248,7 @@ def _nearest_prices(work: FloatArray, seconds: FloatArray, weights: FloatArray, 
 
 
 def _least_squares(gram: FloatArray, goal: FloatArray) -> FloatArray:
-    """The nonnegative x with the smallest x' gram x - 2 goal' x: of all ways to leave some of it 0, the best."""
+    """The nonnegative x that minimises x' gram x - 2 goal' x, found by trying every subset of entries that are 0."""
     grams = gram * _SUBSETS[:, :, None] * _SUBSETS[:, None, :] + np.eye(goal.size) * (1.0 - _SUBSETS)[:, None, :]
     found = np.linalg.solve(grams, (goal * _SUBSETS)[:, :, None])[:, :, 0]
     losses = np.einsum("si,ij,sj->s", found, gram, found) - 2.0 * found @ goal
@@ -261,8 +264,9 @@ def _median(values: FloatArray, weights: FloatArray) -> float:
 
 
 def _kind_of(work: StepWork, cores: float) -> Kind:
-    """Steps are alike whose rows, context, and tokens of prompts are within a factor of 2, and what these read of 4, on
-    the same number of cores."""
+    """Steps are of one kind if their rows, context and prompt tokens are within a factor of 2, what these prompt tokens
+    read within a factor of 4, and their numbers of cores equal.
+    """
     rows, context, tokens, reads = work
     return (
         int(rows).bit_length(),
@@ -274,10 +278,10 @@ def _kind_of(work: StepWork, cores: float) -> Kind:
 
 
 class StepTimer:
-    """The clock of steps, and the model fitted to them.
+    """Measures each step's time, and keeps the model that is fitted to them.
 
-    A step that was scheduled behind another begins when that one returns. Of short steps the one after the period is
-    noted, and not the one that ends it, which is more often one that something delayed.
+    A step that was scheduled behind another begins when that one returns. Of short steps, the first one after each
+    period is noted, not the one that ends the period: that one is more likely to have been delayed.
     """
 
     def __init__(self, *, clock: Callable[[], float], fit: StepTimeFit | None = None) -> None:
@@ -290,16 +294,16 @@ class StepTimer:
 
     @property
     def model(self) -> StepTimeModel:
-        """What a step takes by what it computes, as far as is known."""
+        """The model of step times, as far as it is known."""
         return self._fit.model
 
     @property
     def model_now(self) -> StepTimeModel:
-        """The same, on as many cores as the last step had."""
+        """The same model, for as many cores as the last step had."""
         return self._fit.model.on(self._cores)
 
     def now_s(self) -> float:
-        """The time at which a step is scheduled."""
+        """The time now, to be kept when a step is scheduled."""
         return self._clock()
 
     @property
@@ -308,9 +312,9 @@ class StepTimer:
         return self._returned_s
 
     def step_returned(self, step: StepInFlight, *, cores: float = 1.0, ends_s: Sequence[float] | None = None) -> float:
-        """Take note of a step on ``cores`` times the worker's own cores; returns the seconds that it took.
+        """Learn from a step on ``cores`` times the worker's own cores; returns the seconds that it took.
 
-        ends_s: of several decode steps in one, when each of them ended; None: nothing is learnt from those.
+        ends_s: when each of several decode steps in one ended; None: nothing is learnt from such steps.
         """
         now_s = self._clock()
         begun_s = max(step.scheduled_s, self._returned_s)
@@ -328,8 +332,10 @@ class StepTimer:
         return seconds
 
     def _note_each(self, batch: Batch, seconds: FloatArray, cores: float) -> None:
-        """Learn from several decode steps in one as if they had returned one by one: of a new worker's from each that
-        would be noted, later from those of them that would be kept. Each reads what the one before it added.
+        """Learn from several decode steps in one as if they had returned one by one.
+
+        Each step reads the tokens that the one before it added. A new worker learns from each step that it would note;
+        later it learns only from those that it would keep.
         """
         num_rows, context = batch.rows.size, int(batch.ends.sum(dtype=np.int64))
         ended_s = np.cumsum(seconds)

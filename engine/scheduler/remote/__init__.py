@@ -1,1 +1,1 @@
-"""KV that comes from or goes to other places: loads, early loads, leases, announcements, repair."""
+"""KV that comes from or goes to other engines or tiers: loads, early loads, leases, announcements, repair."""

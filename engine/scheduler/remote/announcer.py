@@ -1,4 +1,4 @@
-"""Which prompts are handed over in chunks, and how far each is computed: prefill's half of the streamed hand-over."""
+"""The prefill side of the streamed hand-over: which prompts are handed over in chunks, and how far each is computed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kv_transfer.protocols import KVProducer
 
 
 class Announcer:
-    """Announces the full blocks of such prompts as steps return, and withdraws those that are given up.
+    """Announces the full blocks of such prompts as steps return, and withdraws prompts that are given up.
 
-    Of a group with a window it announces those that its window still holds when the prompt is complete: others are of
-    no use to the reader, and may be given back before that.
-    A prompt that is computed in one step is never followed: there is nothing to be early for.
+    In a group with a window, only the blocks that the window still holds at the end of the prompt are announced. The
+    reader needs no others, and they may be given back earlier. A prompt that is computed in one step is never followed:
+    nothing of it could be read early.
     """
 
     def __init__(self, producer: KVProducer | None, *, table: RowTable) -> None:
@@ -24,17 +24,17 @@ class Announcer:
 
     @property
     def is_active(self) -> bool:
-        """True while a prompt is followed."""
+        """True while any prompt is followed."""
         return bool(self._num_announced)
 
     def started(self, request: Request, *, is_complete: bool) -> None:
-        """A request got a row and its first tokens; ``is_complete`` when these are all of them."""
+        """Follow a request that got a row and its first tokens; not if these are all (``is_complete``)."""
         if self._producer is not None and request.message.hand_over and not is_complete:
             assert request.row is not None
             self._num_announced[request.row] = 0
 
     def step_returned(self, rows: RowArray, ends: IntArray) -> None:
-        """All KV before ``ends[i]`` of ``rows[i]`` is in the cache, of rows that did not finish their prompt."""
+        """Announce newly full blocks of unfinished prompts: KV before ``ends[i]`` of ``rows[i]`` is in the cache."""
         for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
             num_announced = self._num_announced.get(row)
             if num_announced is None:
@@ -55,12 +55,12 @@ class Announcer:
         return tuple(block_ids)
 
     def finish(self, request: Request) -> None:
-        """A prompt is complete; what was announced of it goes under its lease."""
+        """Stop following a complete prompt; its lease covers what was announced."""
         if request.row is not None:
             self._num_announced.pop(request.row, None)
 
     def give_up(self, request: Request) -> None:
-        """A request loses its row, and its blocks with it."""
+        """Withdraw the announcements of a request that loses its row and its blocks."""
         if request.row is not None and self._num_announced.pop(request.row, 0):
             assert self._producer is not None
             self._producer.withdraw(request.request_id)

@@ -1,8 +1,9 @@
-"""Loads that begin before their prompt is computed: decode's half of the streamed hand-over. Free of torch.
+"""The decode side of the streamed hand-over: loads that begin before their prompt is computed. Free of torch.
 
-An early load is a guest. It is let in only when nobody else waits, holds all the blocks that its request will need, and
-gives them back, newest first, as soon as anybody lacks one: so nothing ever waits for a prefill that may itself wait
-(known-failures 7). Nothing that it read counts before its request came with a lease and took it over.
+Early loads have the lowest priority. One is begun only when no other request waits. It holds all blocks that its
+request will need, and gives them back, newest first, as soon as any other request lacks one. So nothing ever waits for
+a prefill that may itself be waiting (known-failures 7). Nothing that it read counts until its request has come with a
+lease and taken it over.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kv_transfer.protocols import KVConsumer
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EarlyLoad:
-    """A request that is still to come, and what is held for it. ``block_tables`` are empty until it is let in."""
+    """An announced request, and the blocks held for it. ``block_tables`` are empty until the load begins."""
 
     request: Request
     params: KVStreamParams
@@ -32,18 +33,18 @@ class EarlyLoad:
 
     @property
     def num_blocks(self) -> int:
-        """Length of its block tables: the blocks of a group that leaves none out."""
+        """Length of its block tables: the number of blocks in a group that leaves none out."""
         return max(map(len, self.block_tables), default=0)
 
     def has_from(self, groups: CacheGroups, position: int) -> bool:
-        """True when its tables hold what ``position`` sees."""
+        """True when its tables hold every block that ``position`` sees."""
         return has_window(groups, self.block_tables, position)
 
 
 class EarlyLoads:
     """Early loads by the id of their request, oldest first; each ends by a takeover, a drop, or its deadline.
 
-    Blocks of a dropped one whose stream has a read under way stay held until that read ended.
+    If a dropped early load has a read under way, its blocks stay held until that read ends.
     """
 
     def __init__(
@@ -68,29 +69,29 @@ class EarlyLoads:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that can be had by dropping: those of early loads, but not those that a read may still write."""
+        """Blocks that dropping early loads would free at once: those that no read may still write."""
         return sum(len(held_blocks(early.block_tables)) for early in self._early.values())
 
     @property
     def has_ending(self) -> bool:
-        """True while a read may still write the blocks of a dropped one; they come back when it ended."""
+        """True while a read may still write the blocks of a dropped early load; they are freed when it ends."""
         return bool(self._ending)
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When the first of them is due; None when there are none."""
+        """The earliest deadline; None when there are no early loads."""
         return min((early.deadline_s for early in self._early.values()), default=None)
 
     def tables(self) -> list[list[int]]:
-        """The blocks that are held here, by request."""
+        """The blocks held for early loads, by request."""
         tables = [early.block_tables for early in self._early.values()] + list(self._ending.values())
         return [held_blocks(table) for table in tables]
 
     def add(self, request: Request, params: KVStreamParams) -> None:
-        """Take in what was announced of a request; it replaces an older announcement of the same one.
+        """Take in the announcement of a request; it replaces an older announcement of the same request.
 
         Raises:
-            RequestRefusedError: This engine cannot stream, or has as many as it may have.
+            RequestRefusedError: This engine cannot stream, or has its maximum of early loads.
         """
         self.drop(request.request_id)
         if self._consumer is None or not self._consumer.can_stream:
@@ -106,11 +107,11 @@ class EarlyLoads:
         )
 
     def pending(self) -> Iterator[EarlyLoad]:
-        """Those that were not let in yet, oldest first."""
+        """Early loads that have not begun, oldest first."""
         return iter([early for early in self._early.values() if not early.block_tables])
 
     def begin(self, early: EarlyLoad, need: BlockNeed, *, num_local_blocks: int) -> None:
-        """Hold what the request will need, its local prefix included, and follow the prompt's computing."""
+        """Hold the blocks that the request will need, its local prefix included, and read as its prompt is computed."""
         assert self._consumer is not None
         early.block_tables = self._kv_cache.take(need)
         early.num_local_blocks = num_local_blocks
@@ -127,7 +128,7 @@ class EarlyLoads:
             del self._early[early.request.request_id]
 
     def find(self, request: Request) -> EarlyLoad | None:
-        """The early load whose blocks ``request`` can take over as they are; one that does not fit it is dropped."""
+        """The early load whose blocks ``request`` can take over as they are; one that does not fit is dropped."""
         early = self._early.get(request.request_id)
         if early is None:
             return None
@@ -145,7 +146,7 @@ class EarlyLoads:
         return early
 
     def take(self, early: EarlyLoad) -> None:
-        """Its request takes blocks and stream over."""
+        """Give the blocks and the stream to the request."""
         del self._early[early.request.request_id]
 
     def drop(self, request_id: str) -> bool:
@@ -163,14 +164,14 @@ class EarlyLoads:
         return True
 
     def drop_newest(self) -> bool:
-        """End the last one that holds blocks, because somebody lacks them; False when there is none."""
+        """End the newest early load that holds blocks, because a request lacks them; False when there is none."""
         for request_id in reversed(self._early):
             if self._early[request_id].block_tables:
                 return self.drop(request_id)
         return False
 
     def drop_client(self, client_id: str) -> None:
-        """End those of a front end that is gone."""
+        """End the early loads of a front end that is gone."""
         for request_id in [key for key, early in self._early.items() if early.request.client_id == client_id]:
             self.drop(request_id)
 
@@ -180,7 +181,7 @@ class EarlyLoads:
             self.drop(request_id)
 
     def expire(self) -> None:
-        """End those whose request did not come in time."""
+        """End early loads whose request did not come in time."""
         if not self._early:
             return
         now_s = self._clock()
@@ -188,7 +189,7 @@ class EarlyLoads:
             self.drop(request_id)
 
     def end(self, stream_id: str) -> bool:
-        """Nothing writes the blocks of a dropped one any more; False for ids that are unknown or were ended before."""
+        """Free the blocks of a dropped early load whose read ended; False for unknown streams and ended ones."""
         tables = self._ending.pop(stream_id, None)
         if tables is None:
             return False

@@ -1,4 +1,4 @@
-"""Blocks of finished requests that a peer may still read. Free of torch."""
+"""Leases: blocks of finished requests that a peer may still read. Free of torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LeasedBlocks:
 
 
 class BlockLeases:
-    """Which lease pins which blocks; each lease ends once, and its blocks come back once."""
+    """Which lease pins which blocks; each lease ends once, and its blocks are given back once."""
 
     def __init__(self, producer: KVProducer | None) -> None:
         self._producer = producer
@@ -35,7 +35,7 @@ class BlockLeases:
 
     @property
     def num_leased_blocks(self) -> int:
-        """Blocks that leases hold; one that several hold counts once."""
+        """Blocks that leases hold; a block held by several leases counts once."""
         return len(self._num_leases_of)
 
     def tables(self) -> list[list[int]]:
@@ -45,7 +45,7 @@ class BlockLeases:
     def grant(self, request: Request, tables: BlockTables, *, num_tokens: int) -> KVTransferParams:
         """Pin blocks of a finished request until ``end`` gives them back.
 
-        ``tables`` hold, by group, the last of the blocks of its first ``num_tokens`` tokens, as far as they are needed.
+        ``tables`` hold, by group, the needed ones among the blocks of the first ``num_tokens`` tokens: the last ones.
         """
         assert self._producer is not None, "a request without a connector cannot be handed over"
         block_ids = held_blocks(tables)
@@ -61,14 +61,14 @@ class BlockLeases:
         return params
 
     def abort(self, request_id: str) -> bool:
-        """Ask for the end of a finished request's leases; False when it has none. The blocks stay until they ended."""
+        """Ask the producer to end a finished request's leases; False when it has none. Blocks stay until the end."""
         if not self._num_of_request[request_id] or self._producer is None:
             return False
         self._producer.abort_lease(request_id)
         return True
 
     def end(self, event: LeaseEnded) -> list[int] | None:
-        """Close a lease and give its blocks back; None when it is unknown or was closed before."""
+        """Close a lease and return its blocks; None when it is unknown or was closed before."""
         lease = self._leases.pop(event.lease_id, None)
         if lease is None:
             return None

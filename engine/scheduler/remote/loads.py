@@ -1,6 +1,6 @@
-"""KV that comes from elsewhere: what to ask for, what is on its way, and what a load that ended leaves.
+"""Loads of KV from other engines and tiers: what to ask for, what is in flight, and what an ended load leaves.
 
-A loading request is set aside here: it costs nothing until the event that its load ended.
+A loading request is kept here, and costs the scheduler nothing until the event that its load ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOTHING_REMOTE: Final = RemoteMatch(num_tokens=0)
 class Load:
     """A load in flight: blocks ``first_block`` to ``end_block`` (exclusive) of the request's tables.
 
-    Those that are ``shared`` were in the cache: the load leaves them as they are.
+    ``shared`` blocks were in the cache: the load does not write them.
     """
 
     request: Request
@@ -39,17 +39,17 @@ class Load:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of each table that it fills, times the tables."""
+        """How many blocks it fills: those of each table, times the number of tables."""
         return (self.end_block - self.first_block) * len(self.block_tables)
 
     @property
     def valid_length(self) -> int:
-        """Tokens that need no computing if all goes well: the last known one is always computed."""
+        """Tokens that need no computing if all goes well. The last known token is always computed."""
         return min(self.num_tokens, self.request.num_tokens - 1)
 
 
 class LoadOutcome(Enum):
-    """What a ``LoadEnded`` meant."""
+    """What a ``LoadEnded`` event meant."""
 
     UNKNOWN = auto()
     ABANDONED = auto()
@@ -59,9 +59,9 @@ class LoadOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EndedLoad:
-    """A load that ended: ``damaged_blocks`` are indices into the request's block tables, ascending: damaged in a group.
+    """A load that ended. ``damaged_blocks`` are ascending indices of blocks that are damaged in at least one group.
 
-    A block with nothing but the last token, which is computed in any case, is not among them.
+    A block that holds only the last token is not among them: that token is computed in any case.
     """
 
     outcome: LoadOutcome
@@ -70,9 +70,9 @@ class EndedLoad:
 
 
 class RemoteKV:
-    """The loads in flight, and what becomes of the hand-overs that requests bring along.
+    """The loads in flight, and the hand-overs that requests bring along.
 
-    ``consumer`` knows the hand-overs, which ``source`` can load; an engine that loads nothing has neither.
+    ``source`` loads KV, and ``consumer`` keeps track of hand-overs; an engine that loads nothing has neither.
     """
 
     def __init__(self, source: KVSource | None, consumer: KVConsumer | None, *, num_groups: int = 1) -> None:
@@ -87,7 +87,7 @@ class RemoteKV:
 
     @property
     def can_load(self) -> bool:
-        """True when there is anything to load from."""
+        """True when there is a source to load from."""
         return self._source is not None
 
     @property
@@ -96,7 +96,7 @@ class RemoteKV:
         return bool(self._loads)
 
     def is_open(self, request_id: str) -> bool:
-        """True while a load under this id is in flight, wanted or not."""
+        """True while a load with this id is in flight, wanted or not."""
         return request_id in self._loads
 
     def loading(self) -> list[Request]:
@@ -105,35 +105,35 @@ class RemoteKV:
 
     @property
     def tightest_gap(self) -> int:
-        """The shortest gap between tokens that a loading request was promised, in microseconds; ``NEVER``: none was."""
+        """The shortest promised gap between tokens of any loading request, in microseconds; ``NEVER`` if none."""
         return min(self._gaps, default=NEVER)
 
     def abandoned_tables(self) -> list[list[int]]:
-        """Blocks held only because an unwanted load may still write them, by load."""
+        """Blocks held only because an abandoned load may still write them, by load."""
         return [held_blocks(load.block_tables) for load in self._loads.values() if not load.is_wanted]
 
     def expect(self, params: KVTransferParams) -> None:
-        """A request that brings this hand-over along waits here: let the peer keep it."""
+        """Have the peer keep a hand-over whose request waits here."""
         if self._consumer is not None:
             self._consumer.expect(params)
 
     def pass_on(self, request: Request) -> KVTransferParams | None:
-        """The hand-over of a request that goes on elsewhere, if it has one: nothing is done for it here any more."""
+        """The hand-over of a request that goes on elsewhere, if it has one; this engine stops keeping track of it."""
         params, request.kv_transfer = request.kv_transfer, None
         if params is not None and self._consumer is not None:
             self._consumer.pass_on(params)
         return params
 
     def wanted_load(self, request_id: str) -> Load | None:
-        """The load in flight that this request waits for."""
+        """The load in flight that this request waits for, if any."""
         load = self._loads.get(request_id)
         return load if load is not None and load.is_wanted else None
 
     def match(self, request: Request, num_local_tokens: int, local: CachedPrefix | None = None) -> RemoteMatch | None:
         """What the source supplies beyond the local prefix; None when it does not know yet.
 
-        ``local`` says what a tier need not supply; without it tiers are not asked. Whoever starts a request for which
-        this is nothing releases its hand-over.
+        ``local`` tells what a tier need not supply; without it, tiers are not asked. If nothing is supplied, the caller
+        that starts the request releases its hand-over.
         """
         is_enough = num_local_tokens >= request.num_tokens - 1
         if self._source is None or is_enough or request.is_load_lost or self.is_open(request.request_id):
@@ -157,9 +157,9 @@ class RemoteKV:
         stream_id: str | None = None,
         shared: frozenset[int] = frozenset(),
     ) -> None:
-        """Load the request's tokens from the ``num_local_blocks``-th block up to ``num_tokens``, but ``shared`` blocks.
+        """Load a request's tokens from block ``num_local_blocks`` up to ``num_tokens``, except ``shared`` blocks.
 
-        ``stream_id`` names the stream that has begun to write these blocks.
+        ``stream_id`` names the stream that is already writing these blocks.
         """
         assert self._source is not None
         assert self._consumer is not None
@@ -196,7 +196,7 @@ class RemoteKV:
         self.num_loading += 1
 
     def _leave(self, request: Request) -> None:
-        """The request waits for its load no more."""
+        """Stop the request's waiting for its load."""
         self.num_loading -= 1
         gap = request.promised_gap
         if self._gaps[gap] == 1:
@@ -205,7 +205,7 @@ class RemoteKV:
             self._gaps[gap] -= 1
 
     def abandon(self, request: Request) -> None:
-        """Nobody wants this load any more; its destination stays held until it ended (known-failures 4)."""
+        """Mark the request's load as unwanted; its destination stays held until it ends (known-failures 4)."""
         load = self._loads[request.request_id]
         load.is_wanted = False
         self._leave(request)
@@ -213,7 +213,7 @@ class RemoteKV:
         self._source.cancel_load(request.request_id)
 
     def end(self, event: LoadEnded, *, block_size: int) -> EndedLoad:
-        """Close a load; late, duplicate and unknown events are told apart by their ``outcome``."""
+        """Close a load. ``outcome`` tells late, duplicate and unknown events apart."""
         load = self._loads.pop(event.request_id, None)
         if load is None:
             return EndedLoad(LoadOutcome.UNKNOWN)
@@ -231,19 +231,19 @@ class RemoteKV:
         return EndedLoad(LoadOutcome.DAMAGED if damaged else LoadOutcome.COMPLETE, load, damaged)
 
     def release(self, request: Request) -> None:
-        """Let the peer's lease end: this engine will not read what the request was to bring along."""
+        """Let the peer end its lease: this engine will not read the request's hand-over."""
         if request.kv_transfer is not None:
             self.release_params(request.kv_transfer)
             request.kv_transfer = None
 
     def release_params(self, params: KVTransferParams) -> None:
-        """Let the peer's lease end."""
+        """Let the peer end this hand-over's lease."""
         if self._consumer is not None:
             self._consumer.release(params)
 
 
 def set_computed(request: Request, load: Load, damaged: Iterable[int], *, block_size: int, only_damaged: bool) -> int:
-    """Say which positions of a loaded request are computed, and which invalid spans are to be computed.
+    """Record which positions of a loaded request are computed, and which invalid spans must be computed.
 
     Returns:
         How many loaded tokens must be computed again.

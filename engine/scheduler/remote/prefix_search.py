@@ -1,4 +1,4 @@
-"""Which KV of a waiting request exists already: in the cache here, and beyond that at a source. Free of torch."""
+"""Which KV of a waiting request exists already: first in the cache here, then at a source. Free of torch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kv_transfer.protocols import RemoteMatch
 
 
 class PrefixSearch:
-    """Looks in the cache first, then asks the source for what the cache does not have."""
+    """Looks a prefix up in the cache, then asks the source for the rest."""
 
     def __init__(self, kv_cache: KVCacheManager, remote: RemoteKV) -> None:
         self._kv_cache = kv_cache
         self._remote = remote
 
     def local(self, request: Request) -> CachedPrefix:
-        """The longest cached prefix; the last token is always computed."""
+        """The longest cached prefix, without the last token, which is always computed."""
         return self._kv_cache.prefix(self._shareable_hashes(request), looks_behind=self._remote.can_load)
 
     def match(self, request: Request, local: CachedPrefix) -> RemoteMatch | None:
@@ -27,7 +27,7 @@ class PrefixSearch:
         return self._remote.match(request, num_local_tokens, local)
 
     def num_known_tokens(self, request: Request) -> int | None:
-        """How many tokens need no computing, from the cache or from the source; None when this does not know yet."""
+        """How many tokens the cache or the source can supply; None when the source does not know yet."""
         local = self.local(request)
         match = self.match(request, local)
         if match is None:
@@ -35,14 +35,14 @@ class PrefixSearch:
         return min(local.num_blocks * self._kv_cache.block_size + match.num_tokens, request.num_tokens)
 
     def need(self, request: Request, local: CachedPrefix, *, start: int) -> BlockNeed:
-        """The blocks that a request must hold whose first position to compute is ``start``.
+        """The blocks that a request must hold to begin computing at position ``start``.
 
-        What is cached between the prefix and ``start`` need not be loaded.
+        Blocks between the prefix and ``start`` that are cached are not loaded.
         """
         return self._kv_cache.needs.need(local, start=start, num_tokens=request.num_tokens, behind=local.behind)
 
     def _shareable_hashes(self, request: Request) -> list[BlockHash]:
-        """Addresses of the full blocks that need no computing if somebody has them."""
+        """Addresses of the full blocks that could be found instead of computed."""
         if not self._kv_cache.enable_prefix_caching:
             return []
         block_size = self._kv_cache.block_size

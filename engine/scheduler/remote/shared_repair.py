@@ -1,4 +1,4 @@
-"""Blocks that a loaded request misses and somebody else has computed meanwhile: take those instead."""
+"""Blocks that a loaded request misses but another request has computed meanwhile: use those instead."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from kv_transfer.cache_groups import ABSENT_BLOCK
 
 
 def first_missing_block(request: Request, block_size: int) -> int:
-    """Index of the first block that a request with blocks but without a row has to compute."""
+    """Index of the first block that must be computed, for a request that has blocks but no row."""
     start = request.invalid_spans[0].start if request.invalid_spans else request.num_computed_tokens
     return start // block_size
 
 
 def adopt_published_blocks(request: Request, kv_cache: KVCacheManager, pending: PendingPrefixes) -> int:
-    """Replace missing blocks by published ones of the same content; the last token stays to be computed, and where a
-    group has a window, the last block that is held of it: what lies further on is appended once computing has begun.
+    """Replace missing blocks by published ones of the same content.
 
-    Whoever had a claim on them has none any more: they can be found.
+    The last token is still computed. Where a group has a window, so is the last block that is held of it: later blocks
+    are appended only once computing has begun. No claims on adopted blocks are left, since they are published.
 
     Returns:
         How many blocks need no computing any more.

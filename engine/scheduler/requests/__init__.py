@@ -1,1 +1,1 @@
-"""Requests: what is known of each, the order in which they wait, the rows of those that run."""
+"""Requests: what is known of each, the queues in which they wait, and the rows of running ones."""

@@ -1,4 +1,4 @@
-"""A request as the scheduler knows it. What changes at every step of a running one is kept in the row table."""
+"""A request as the scheduler knows it. What changes in every step of a running one is kept in the row table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kv_transfer.params import KVTransferParams
 
 
 class PromptLogprobs:
-    """Collects the chunks of one prompt; one that is computed again replaces what it brought before."""
+    """Collects the log-probabilities of one prompt; chunks of a prompt that is computed again replace old ones."""
 
     def __init__(self, num_prompt_tokens: int) -> None:
         self._num_tokens = num_prompt_tokens - 1
@@ -29,7 +29,7 @@ class PromptLogprobs:
         self._table: LogprobTable | None = None
 
     def add(self, chunk: PromptLogprobsChunk) -> None:
-        """Take in a chunk; chunks come in the order of their positions, from the start again after a preemption."""
+        """Take in a chunk; chunks come in order of position, and from the start again after a preemption."""
         table = self._table
         if table is None:
             shape = (self._num_tokens, chunk.table.token_ids.shape[1])
@@ -45,7 +45,7 @@ class PromptLogprobs:
         self._num_done = end
 
     def table(self) -> LogprobTable:
-        """Everything; a prompt of one token has nothing.
+        """All chunks together; empty for a prompt of one token.
 
         Raises:
             AssertionError: A chunk is missing.
@@ -59,7 +59,7 @@ class PromptLogprobs:
 
 
 class RequestState(Enum):
-    """Where a request is. FINISHED is the last state."""
+    """The state of a request. FINISHED is the last one."""
 
     WAITING = auto()
     LOADING = auto()
@@ -79,24 +79,26 @@ class Span:
 class Request:
     """One request on this engine, from its arrival to its end.
 
-    ``token_ids`` holds every known token while the request has no row; while it runs they are in the row table.
-    ``block_tables`` holds its block tables, one a KV cache group, while it is loading or ready.
-    ``num_computed_tokens`` and ``invalid_spans`` (damaged ranges before it, in order) say where computing begins when
-    it gets a row. ``num_preempted_tokens`` were computed when it was preempted last, if it waits since then.
-    ``queue_s`` is None until it is admitted for the first time. ``confirmed_blocks`` are the indices of blocks behind
-    an invalid span that a load already published.
-    ``num_passed_by`` counts who was served before it, though it was the first prompt in the queue.
-    ``is_deferred``: others pass it while it waits, since its promise cannot be kept.
-    ``is_load_lost``: a load brought nothing that could be used, and none is begun for it any more.
-    ``full_limit`` is the total length at which the output ends, ``limit`` the one at which this engine's part of it
-    does (a hand-over ends after one token).
-    ``grammar`` is what its grammar was compiled to, from the time on when it is, and ``grammar_follower`` tells which
-    drafts fit it, from the first ones on. ``prompt_logprobs`` collects what was
-    asked for about the prompt, on the engine that samples the first token. ``prediction`` follows the output along
-    what the caller predicted of it; None where nothing was predicted, or no output but one token comes from here.
-    ``timeline`` notes its steps and loads until its first token; None where it is not traced.
-    ``beams`` is the search of a request that asks for one: while it is on, there are ``more_rows`` beside ``row``, and
-    ``token_ids`` are those of the prompt all the time.
+    token_ids: all known tokens, while the request has no row; a running one's are in the row table.
+    block_tables: one block table a KV cache group, while the request is loading or ready.
+    num_computed_tokens, invalid_spans: where computing begins when it gets a row; the spans are damaged ranges before
+        that position, in order.
+    num_preempted_tokens: how many tokens were computed at its last preemption, while it still waits after that.
+    queue_s: its time in the queue; None until it is first admitted.
+    confirmed_blocks: indices of blocks behind an invalid span that a load already published.
+    num_passed_by: how many requests were served before it while it was the first prompt in the queue.
+    is_deferred: its promise cannot be kept, so others pass it while it waits.
+    is_load_lost: a load brought nothing usable, and no other one is begun for it.
+    full_limit, limit: the total length at which the output ends, and at which this engine's part of it ends (a
+        hand-over ends after one token).
+    grammar, grammar_follower: the compiled grammar, once there is one, and what tells which drafts fit it, from the
+        first drafts on.
+    prompt_logprobs: collects what was asked for about the prompt, on the engine that samples the first token.
+    prediction: follows the output along the caller's prediction; None without one, or where this engine produces only
+        one token.
+    timeline: records steps and loads until the first token; None where the request is not traced.
+    beams: its beam search, if it asks for one. During the search it has ``more_rows`` beside ``row``, and ``token_ids``
+        stays the prompt.
     """
 
     __slots__ = (
@@ -185,9 +187,10 @@ class Request:
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """How much the runner has to tell of each prompt token; None when nobody waits for it (any more).
+        """How many most likely tokens the runner tells for each prompt position; None when this is not (or no longer)
+        needed.
 
-        Then every position is computed here, whatever is cached: what is cached has no logits.
+        If it is not None, every position is computed here, because cached KV has no logits.
         """
         return self.message.sampling.num_prompt_logprobs if self.prompt_logprobs and self.is_unanswered else None
 
@@ -198,33 +201,34 @@ class Request:
 
     @property
     def first_stop(self) -> int:
-        """Shortest total length at which stop tokens count.
+        """The least total length at which stop tokens count.
 
-        With a grammar they are sampled before ``min_tokens`` only where nothing else fits: it is complete.
+        With a grammar they count from the start: before ``min_tokens`` they are sampled only if nothing else fits, and
+        then the output is complete.
         """
         sampling = self.message.sampling
         return self.num_prompt_tokens + (1 if sampling.grammar is not None else max(sampling.min_tokens, 1))
 
     @property
     def promised_gap(self) -> int:
-        """Microseconds that it was promised between two tokens, as a row keeps them."""
+        """The promised gap between two tokens in microseconds, in the form of the row table."""
         itl_ms = self.message.promise.itl_ms
         return row_passes.NO_GAP if itl_ms is None else min(math.ceil(itl_ms * 1e3), row_passes.NO_GAP)
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """All rows that it has."""
+        """All its rows."""
         return () if self.row is None else (self.row, *self.more_rows)
 
     @property
     def num_rows(self) -> int:
-        """How many rows it has, or may have, while it runs."""
+        """How many rows it has, or may need, while it runs."""
         beams, has_steps = self.message.sampling.beams, self.limit > self.num_prompt_tokens + 1
         return beams.width if beams is not None and has_steps else 1
 
     @property
     def hands_over_first(self) -> bool:
-        """True when its output goes on elsewhere behind what this engine computes."""
+        """True when its output continues on another engine after this engine's part."""
         return self.message.hand_over and self.limit < self.full_limit
 
     @property
@@ -238,14 +242,14 @@ class Request:
         return self.state is RequestState.FINISHED
 
     def num_computed_before(self, end: int) -> int:
-        """How many of its first ``end`` positions need no computing; for a request that has no row."""
+        """How many of its first ``end`` positions need no computing; only while it has no row."""
         num_missing = sum(
             max(min(invalid_span.end, end) - invalid_span.start, 0) for invalid_span in self.invalid_spans
         )
         return min(self.num_computed_tokens, end) - num_missing
 
     def hashes(self, block_size: int) -> list[BlockHash]:
-        """Addresses of all full blocks of the known tokens, computed once; for a request that has no row."""
+        """Addresses of all full blocks of the known tokens, computed once; only while it has no row."""
         num_full = self.num_tokens // block_size
         known = self.block_hashes
         if len(known) < num_full:
@@ -255,7 +259,7 @@ class Request:
 
 
 def _known_tokens(message: GenerateRequest) -> IntArray:
-    """Prompt and output so far; without output the message's own bytes, which nobody writes."""
+    """Prompt and output so far. Without output, a view of the message's bytes, which must not be written."""
     prompt = message.prompt_token_ids.array
     return (
         np.concatenate((prompt, np.array(message.output_token_ids, np.int32))) if message.output_token_ids else prompt

@@ -1,4 +1,4 @@
-"""Requests in the order in which they are served: ``fcfs`` and ``priority``. Free of torch."""
+"""Queues of requests in the order in which they are served: ``fcfs`` and ``priority``. Free of torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from engine.scheduler.requests.request import Request
 OrderKey: TypeAlias = tuple[float, float, int]
 
 MAX_PASSING: Final = 32
-"""So many requests that bring their KV along may pass the prompt that is first, which is served before the next one."""
+"""So many requests that bring their KV along may pass the first prompt; then it is served before the next of them."""
 
 MAX_DEFERRED_PASSED: Final = 16
-"""So many requests may pass the first one whose promise cannot be kept any more."""
+"""So many requests may pass the first deferred one, whose promise cannot be kept any more; then it is served."""
 
 
 def fcfs_key(request: Request) -> OrderKey:
@@ -26,7 +26,7 @@ def fcfs_key(request: Request) -> OrderKey:
 
 
 def priority_key(request: Request) -> OrderKey:
-    """Lower ``priority`` values first, then the router's arrival time, then arrival on this engine."""
+    """Lower ``priority`` values first, then by the router's arrival time, then by arrival on this engine."""
     return (request.message.priority, request.message.arrival_s, request.arrival_index)
 
 
@@ -43,7 +43,7 @@ class RequestQueue(Protocol):
         """True when this very request is queued."""
 
     def push(self, request: Request) -> None:
-        """Add a request that came last."""
+        """Add a newly arrived request."""
 
     def push_front(self, request: Request) -> None:
         """Put back a request that was at the head."""
@@ -59,11 +59,12 @@ class RequestQueue(Protocol):
 
 
 class FcfsQueue:
-    """First come, first served, where what was computed elsewhere came before prompts.
+    """First come, first served, except that requests whose prompt was computed elsewhere go before prompts.
 
-    A request that brings its KV along had its turn there, and tokens of it were promised soon: it needs a row and no
-    time. ``MAX_PASSING`` of them pass the first prompt, the next ones wait for this one prompt and pass the one behind
-    it: prompts starve under no load, and nobody waits for all of them. Those that were preempted pass everybody.
+    A request that brings its KV along had its turn elsewhere, and its next tokens are expected soon; it needs a row and
+    no computing of its prompt. ``MAX_PASSING`` of them pass the first prompt. The next ones wait for this one prompt,
+    and pass the prompt behind it. So prompts never starve, and no request waits for all prompts. Preempted requests
+    pass all.
     """
 
     def __init__(self) -> None:
@@ -121,12 +122,12 @@ class FcfsQueue:
         return self._started if request.kv_transfer is not None or request.num_preemptions else self._prompts
 
     def _lane_with(self, request: Request) -> OrderedDict[str, Request]:
-        """Where it was put: what it brought along may be gone since."""
+        """The lane in which a request was put; it may have lost what it brought along since then."""
         return self._started if request.request_id in self._started else self._prompts
 
 
 class PriorityQueue:
-    """Smallest ``priority_key`` first. Removed requests leave their heap entry behind until it surfaces."""
+    """Smallest ``priority_key`` first. The heap entry of a removed request stays until it reaches the top."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[OrderKey, int, Request]] = []
@@ -143,12 +144,12 @@ class PriorityQueue:
         return isinstance(request, Request) and self._queued.get(request.request_id) is request
 
     def push(self, request: Request) -> None:
-        """Add a request; where it goes follows from its key."""
+        """Add a request; its key decides its place."""
         self._queued[request.request_id] = request
         heapq.heappush(self._heap, (priority_key(request), next(self._entries), request))
 
     def push_front(self, request: Request) -> None:
-        """Put back a request; where it goes follows from its key."""
+        """Put back a request; its key decides its place."""
         self.push(request)
 
     def peek(self) -> Request | None:
@@ -175,17 +176,18 @@ class PriorityQueue:
 
 
 class DeferringQueue:
-    """Requests whose promise can still be kept pass those of the same priority whose cannot, which are deferred.
+    """A queue in which requests whose promise can be kept pass deferred ones, whose promise cannot, of the same
+    priority.
 
-    Deferred requests keep their order. ``MAX_DEFERRED_PASSED`` others pass the first of them, which is served then:
-    they starve under no load. One that was preempted is no longer deferred: it was served already.
+    Deferred requests keep their order. ``MAX_DEFERRED_PASSED`` others may pass the first of them, then it is served, so
+    that they never starve. A preempted request is no longer deferred: it was served already.
     """
 
     def __init__(self, policy: QueuePolicy) -> None:
         self._in_time, self._deferred = make_queue(policy), make_queue(policy)
         self._has_priorities = policy == "priority"
         self.num_deferred_tokens = 0
-        """Prompt tokens of those that were deferred."""
+        """Prompt tokens of the deferred requests."""
 
     def __len__(self) -> int:
         return len(self._in_time) + len(self._deferred)
@@ -221,7 +223,7 @@ class DeferringQueue:
         return first if deferred is None or (first is not None and self._passes(first, deferred)) else deferred
 
     def peek_in_time(self) -> Request | None:
-        """The first of those that are not deferred."""
+        """The first request that is not deferred."""
         return self._in_time.peek()
 
     def pop(self) -> Request:
@@ -241,7 +243,7 @@ class DeferringQueue:
         self._count_passing(1)
 
     def defer(self, request: Request) -> None:
-        """Let others pass a request that waits."""
+        """Defer a waiting request, so that others pass it."""
         self._in_time.remove(request)
         request.is_deferred, request.num_passed_by = True, 0
         self._deferred.push(request)

@@ -1,7 +1,7 @@
-"""Passes over the rows of running requests, compiled: what a step gives each of them, and what it brings back.
+"""Compiled passes over the rows of running requests: what a step gives each row, and what it returns.
 
-Between two steps the model's weights have pushed all else out of the processor's caches, and every operation on arrays
-begins by fetching its own code from memory. One pass that does all of it fetches little.
+Between two steps, the model's weights have pushed everything else out of the processor's caches, and every numpy
+operation begins by fetching its own code from memory. One pass that does all the work fetches little.
 """
 
 import numpy as np
@@ -9,22 +9,22 @@ from numba import njit, types
 
 from engine.kernels.compiled import OPTIONS, PART_OPTIONS
 
-# The lines of ``RowTable.columns``.
+# Indices of the lines of ``RowTable.columns``.
 NUM_TOKENS, NUM_EXPECTED, NUM_COMPUTED, CEILING, CAPACITY = range(5)
 LIMIT, FIRST_STOP, PUBLISH_GOAL, EPOCH, IS_STALLED, PROMISED_GAP = range(5, 11)
 FIRST_STOP_ID = 11
 
-# The lines of what ``advance`` writes; LACKING only where rows lack blocks, EPOCHS only where none does.
+# Indices of the lines that ``advance`` writes: LACKING only if some rows lack blocks, EPOCHS only if none does.
 ROWS, FIRST_POSITIONS, COUNTS, ENDS, NUM_SAMPLES, EPOCHS = range(6)
 LACKING = EPOCHS
 NUM_LINES = 6
 
-# The lines of what ``append_sampled`` and ``append_verified`` find.
+# Indices of the lines that ``append_sampled`` and ``append_verified`` write.
 FULL, ENDED, NUM_APPENDED = range(3)
 NUM_FOUND = 3
 
 NO_GAP = int(np.iinfo(np.int32).max)
-"""Of a row that was promised none."""
+"""The promised gap of a row without such a promise."""
 
 _INTS = types.Array(types.int32, 1, "C", readonly=True)
 _LINES = types.int32[:, ::1]
@@ -33,7 +33,7 @@ _NUMBER = types.int64
 
 @njit(**PART_OPTIONS)
 def _need(columns, row, cap):
-    """The tokens that a row computes if the budget lasts; more than one of a prompt."""
+    """How many tokens a row would compute with unlimited budget; more than one only of a prompt."""
     need = min(columns[NUM_EXPECTED, row], columns[CEILING, row]) - columns[NUM_COMPUTED, row]
     return min(need, cap) if cap else need
 
@@ -62,16 +62,16 @@ def _count_as_computed(columns, order, lines):
     **OPTIONS,
 )
 def advance(columns, order, shares, cap, budget, prompt_budget, is_chunked, lines):
-    """Hand the rows in ``order`` tokens, and count them as computed unless some of them lack blocks.
+    """Hand tokens to the rows in ``order``, and count them as computed unless some rows lack blocks.
 
-    Each gets what it needs, at most ``cap`` if that is not 0, until ``budget`` is spent, and those that need more than
-    one token until ``prompt_budget`` is; unless ``is_chunked``, all or nothing. ``shares`` says what each gets instead,
-    if it is not empty.
+    Each row gets what it needs, at most ``cap`` unless that is 0, until ``budget`` is spent. Rows that need more than
+    one token also share ``prompt_budget``. Unless ``is_chunked``, a row gets all that it needs or nothing. If
+    ``shares`` is not empty, it says what each row gets instead.
 
     Returns:
-        (number of lacking rows, rows, tokens, sampling rows). Where rows lack blocks nothing was counted: they are at
-        the indices LACKING of ``order``, and ENDS of all rows is where they would have come to. Else all lines but
-        that are of the rows that compute, in order.
+        (number of lacking rows, rows, tokens, sampling rows). If rows lack blocks, nothing was counted: LACKING has
+        their indices in ``order``, and ENDS has, for all rows, the positions that they would have reached. Otherwise
+        all lines but LACKING describe the rows that compute, in order.
     """
     num_lacking, left, prompt_left = 0, budget, prompt_budget
     for i in range(len(order)):
@@ -102,7 +102,7 @@ def advance(columns, order, shares, cap, budget, prompt_budget, is_chunked, line
 
 @njit(types.UniTuple(_NUMBER, 4)(_LINES, _INTS, _NUMBER), **OPTIONS)
 def decoding(columns, order, cap):
-    """The rows in ``order`` that need one token at most.
+    """Sum up the rows in ``order`` that need at most one token.
 
     Returns:
         (how many, tokens that they read, the least of their promised gaps, index of the first other row).
@@ -121,10 +121,10 @@ def decoding(columns, order, cap):
 
 @njit(types.UniTuple(_NUMBER, 3)(_LINES, _INTS), **OPTIONS)
 def measure(columns, order):
-    """What is left and done of the rows in ``order``.
+    """Sum up what is left and done of the rows in ``order``.
 
     Returns:
-        (tokens to compute before each can take one token a step, rows that do, tokens computed of all).
+        (tokens to compute before each can take one token a step, rows that already do, tokens computed by all).
     """
     num_left, num_decoding, num_computed = 0, 0, 0
     for row in order:
@@ -138,11 +138,11 @@ def measure(columns, order):
 
 @njit(types.UniTuple(_NUMBER, 4)(_INTS, _INTS, _INTS), **OPTIONS)
 def work_of(counts, num_samples, ends):
-    """What rows compute that get so many tokens, those up to ``ends`` and the drafts behind them.
+    """Sum up what rows compute: ``counts`` tokens each, the known ones up to ``ends`` and the drafts behind them.
 
     Returns:
         (tokens of rows with one known token, drafts included, tokens that these rows read, tokens of the other rows,
-        tokens that those read), as ``StepWork`` says.
+        tokens that those read), as in ``StepWork``.
     """
     num_rows, num_context, num_prompt, num_reads = 0, 0, 0, 0
     for i in range(len(counts)):
@@ -158,14 +158,14 @@ def work_of(counts, num_samples, ends):
 
 @njit(types.UniTuple(_NUMBER, 2)(_LINES, _LINES, _NUMBER, _INTS, _INTS, _INTS, _INTS, _LINES), **OPTIONS)
 def append_sampled(columns, token_ids, num_stop_ids, rows, ends, tokens, num_samples, found):
-    """Store the tokens that ``rows``, computed up to ``ends``, sampled, and find those that something happens to.
+    """Store the sampled tokens of ``rows``, computed up to ``ends``; find rows with a full block or at their end.
 
-    token_ids: [max_num_seqs, width] all rows' tokens; ``num_stop_ids`` of each row's stop ids are looked at. tokens:
-    one for each row with a sample.
+    token_ids: [max_num_seqs, width] all rows' tokens. Of each row's stop ids the first ``num_stop_ids`` are compared.
+    tokens: one for each sampling row.
 
     Returns:
-        (n, m): ``found[FULL, :n]`` are the indices of rows with a block that is full now, ``found[ENDED, :m]`` those of
-        rows that end with their new token, counted among the sampling ones.
+        (n, m): ``found[FULL, :n]`` are the indices of rows with a newly full block. ``found[ENDED, :m]`` are those of
+        rows that end with their new token, counted among the sampling rows.
     """
     num_full, num_ended, num_sampled = 0, 0, 0
     for i in range(len(rows)):
@@ -191,7 +191,7 @@ def append_sampled(columns, token_ids, num_stop_ids, rows, ends, tokens, num_sam
 
 @njit(types.Tuple((_NUMBER, types.boolean))(_LINES, _LINES, _NUMBER, _NUMBER, _NUMBER, _INTS), **OPTIONS)
 def _append(columns, token_ids, num_stop_ids, row, end, tokens):
-    """Store a row's new tokens from position ``end`` on, up to one that ends the row."""
+    """Store a row's new tokens from position ``end`` on, up to the first one that ends the row."""
     has_ended = False
     for token in tokens:
         token_ids[row, end] = token
@@ -208,11 +208,11 @@ def _append(columns, token_ids, num_stop_ids, row, end, tokens):
 
 @njit(types.UniTuple(_NUMBER, 2)(_LINES, _LINES, _NUMBER, _INTS, _INTS, _INTS, _INTS, _INTS, _LINES), **OPTIONS)
 def append_verified(columns, token_ids, num_stop_ids, rows, ends, tokens, num_samples, num_accepted, found):
-    """What ``append_sampled`` does, for a step with draft tokens.
+    """``append_sampled`` for a step with draft tokens.
 
-    Of the ``num_samples`` tokens of a row, which stand one row after the other in ``tokens``, the first
-    ``num_accepted + 1`` are stored, up to one that ends the row. Rows with more samples than one have computed their
-    accepted draft tokens as well: only now these count as computed.
+    ``tokens`` holds ``num_samples`` tokens of each row, one row after the other. The first ``num_accepted + 1`` are
+    stored, up to one that ends the row. Rows with more than one sample have computed their accepted draft tokens too;
+    only now do these count as computed.
 
     Returns:
         The same; ``found[NUM_APPENDED]`` is how many tokens were stored for each sampling row.

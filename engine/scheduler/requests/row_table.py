@@ -1,7 +1,7 @@
-"""The running requests as arrays: what changes at every step, and only that. Free of torch.
+"""The running requests as arrays: what changes in every step, and only that. Free of torch.
 
-The scheduler never loops over running requests: compiled passes (``row_passes``) do, over these arrays, and it turns to
-a ``Request`` object when one starts, ends or fills a block.
+The scheduler never loops over running requests in Python. Compiled passes (``row_passes``) do, over these arrays; a
+``Request`` object is used only when a request starts, ends or fills a block.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from engine.scheduler.requests.request import Request
 from kv_transfer.cache_groups import ABSENT_BLOCK, BlockTables, CacheGroups, first_held_block
 
 RowArray: TypeAlias = npt.NDArray[np.intp]
-"""Row numbers as numpy indexes them fastest."""
+"""Row numbers in the type that numpy indexes fastest by."""
 
 NEVER: Final = row_passes.NO_GAP
-"""A position that no request reaches, and a gap that none was promised."""
+"""A position that no request reaches; also the gap of a row without a promised gap."""
 
 STOP_COLUMNS: Final = 8
-"""Stop ids compared by array; a request with more is checked by itself."""
+"""How many stop ids are compared by array; a request with more of them is checked by itself."""
 
 _NO_TOKEN: Final = -1
 _CACHE_LINE_ELEMENTS: Final = 16
 
 
 def _width(num_columns: int) -> int:
-    """Columns of a table whose rows do not share cache sets: an odd number of cache lines."""
+    """The number of columns, rounded up to an odd number of cache lines so that rows do not share cache sets."""
     num_lines = -(-num_columns // _CACHE_LINE_ELEMENTS)
     return (num_lines | 1) * _CACHE_LINE_ELEMENTS
 
 
 class RowTable:
-    """One row a running request. Positions are absolute, from the first token of the prompt.
+    """One row for each running request, or each beam. Positions are absolute, from the first token of the prompt.
 
     num_tokens: tokens whose value is known.
-    num_expected: the same and those that steps in flight will sample.
+    num_expected: ``num_tokens``, plus the tokens that steps in flight will sample.
     num_computed: positions whose KV is in the cache once the steps in flight have returned.
-    ceiling: no position at or past it is computed now: the last token needs no KV, and an invalid span ends somewhere.
+    ceiling: no position from here on is computed now: the last token needs no KV, and an invalid span has an end.
     capacity: positions that the row's blocks can hold, in every group.
     limit: total tokens at which the request ends.
     first_stop: total tokens from which on stop ids count.
     publish_goal: positions that must be computed before the next block is full.
     epoch: how many requests have left the row.
-    promised_gap: microseconds that the row was promised between two tokens.
+    promised_gap: the microseconds promised between two tokens.
     is_stalled: 1 while the row gets no tokens in the step that is being put together.
-    columns: [num_columns, max_num_seqs] all of these, as the passes take them.
-    block_table: [num_groups, max_num_seqs, width] block ids, of which those from first_blocks to num_blocks, both
-        [num_groups, max_num_seqs], are held; what lies before left the window of its group.
+    columns: [num_columns, max_num_seqs] all of these, in the form that the passes take.
+    block_table: [num_groups, max_num_seqs, width] block ids. Held are those from first_blocks to num_blocks, both
+        [num_groups, max_num_seqs]; earlier ones left the window of their group.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class RowTable:
         self.stop_ids[:] = _NO_TOKEN
         self.num_stop_columns = 0
         self.owners = np.empty(max_num_seqs, dtype=object)
-        # Never touched beyond what is used: the operating system backs only pages that were written.
+        # Only the part in use is touched: the operating system backs only pages that were written.
         self.token_ids = np.empty((max_num_seqs, _width(max_model_len + 1)), np.int32)
         self.block_table = np.empty((len(windows), max_num_seqs, _width(max_blocks)), np.int32)
         self.num_blocks: IntArray = np.zeros((len(windows), max_num_seqs), np.int32)
@@ -103,12 +103,12 @@ class RowTable:
 
     @property
     def num_free_rows(self) -> int:
-        """Rows that nobody has, or will have because its beams need them."""
+        """Rows that no request has, nor will need for its beams."""
         return self.max_num_seqs - self._num_rows_due
 
     @property
     def num_rows_to_come(self) -> int:
-        """Rows that running requests do not have yet, and will have."""
+        """Rows that running requests do not have yet, but will need for their beams."""
         return self._num_rows_due - len(self._running)
 
     @property
@@ -121,7 +121,7 @@ class RowTable:
 
     @property
     def order_int32(self) -> IntArray:
-        """``order`` as it goes to the runner."""
+        """``order`` in the type that the runner gets."""
         if self._order_int32 is None:
             self._order_int32 = self.order.astype(np.int32)
             self._order_int32.setflags(write=False)
@@ -136,7 +136,7 @@ class RowTable:
         return list(dict.fromkeys(self._running.values()) if self.beam_rows else self._running.values())
 
     def requests_of(self, rows: RowArray) -> list[Request]:
-        """The requests in some rows; for ``order`` itself the same list every time, not to be written to."""
+        """The requests in some rows; for ``order`` itself always the same list, which must not be changed."""
         if rows is not self._order:
             requests: list[Request] = self.owners[rows].tolist()
             return requests
@@ -181,7 +181,7 @@ class RowTable:
         return row
 
     def begin_next_span(self, row: int) -> None:
-        """Point a row at its first invalid span, or past the last one at the positions after all that is computed."""
+        """Set a row to compute its first invalid span; when none is left, the positions behind all computed ones."""
         request = self._running[row]
         if request.invalid_spans:
             span = request.invalid_spans.pop(0)
@@ -193,7 +193,7 @@ class RowTable:
             self.damaged_rows.discard(row)
 
     def leave_computed_spans(self) -> None:
-        """Send the rows whose invalid span is computed, as of the step just scheduled, to what comes next."""
+        """Set rows whose invalid span was computed in the step just scheduled to compute what comes next."""
         for row in tuple(self.damaged_rows):
             if self.num_computed[row] >= self.ceiling[row]:
                 self.begin_next_span(row)
@@ -202,7 +202,7 @@ class RowTable:
         """Take a request out of its row; its known tokens move back to it.
 
         Returns:
-            Its block tables, the caller's to release.
+            Its block tables, which the caller must release.
         """
         request = self._running[row]
         assert not request.more_rows, "the last row of a request is released"
@@ -215,10 +215,10 @@ class RowTable:
         return self._vacate(row)
 
     def release_one(self, row: int) -> BlockTables:
-        """Take one of its rows from a request that has several; it will have as many again.
+        """Take one row from a request that has several; it may get as many as before again.
 
         Returns:
-            The row's block tables, the caller's to release.
+            The row's block tables, which the caller must release.
         """
         request = self._running[row]
         request.row, *more_rows = (other for other in request.rows if other != row)
@@ -226,10 +226,10 @@ class RowTable:
         return self._vacate(row)
 
     def fork(self, row: int, num_computed: int, copies: Sequence[int]) -> int:
-        """Another row of the request in ``row``, with the same first tokens and blocks; ``go_on_with`` is to follow.
+        """Make another row of the request in ``row``, with the same first tokens and blocks; then call ``go_on_with``.
 
-        Full blocks are the caller's to hold once more. ``copies``, one a group, take the place of a last block that
-        ``num_computed`` positions do not fill; none where they fill it.
+        The caller must hold the full blocks once more. ``copies``, one a group, replace a last block that
+        ``num_computed`` positions do not fill; empty when they fill it.
         """
         request, forked = self._running[row], self._free_rows.pop()
         num_full = num_computed // self.block_size
@@ -251,7 +251,7 @@ class RowTable:
         return forked
 
     def go_on_with(self, row: int, num_computed: int, token_ids: Sequence[int]) -> None:
-        """Let a beam go on behind the first ``num_computed`` positions with known tokens, and no further."""
+        """Let a beam go on with known tokens behind its first ``num_computed`` positions; later tokens are dropped."""
         end = num_computed + len(token_ids)
         self.token_ids[row, num_computed:end] = token_ids
         self.num_computed[row] = num_computed
@@ -278,7 +278,7 @@ class RowTable:
         ]
 
     def padded_block_tables(self, row: int) -> IntArray:
-        """[num_groups, num_blocks] the block tables of a row, filled up with ABSENT_BLOCK; a copy."""
+        """[num_groups, num_blocks] the block tables of a row, padded with ABSENT_BLOCK; a copy."""
         num_blocks = self.num_blocks[:, row]
         tables: IntArray = self.block_table[:, row, : num_blocks.max()].copy()
         if len(tables) > 1:
@@ -286,14 +286,14 @@ class RowTable:
         return tables
 
     def lacking_blocks(self, rows: RowArray, ends: IntArray) -> IntArray:
-        """[num_groups, num_rows] the blocks that rows lack to compute up to ``ends``."""
+        """[num_groups, num_rows] how many blocks rows lack to compute up to ``ends``."""
         lacks: IntArray = -(-ends // np.int32(self.block_size)) - self.num_blocks[:, rows]
         return np.maximum(lacks, 0)
 
     def append_blocks(
         self, rows: RowArray, counts: IntArray, block_ids: IntArray, *, group: int = 0
     ) -> tuple[IntArray, IntArray]:
-        """Append ``counts[i]`` blocks to one group's table of ``rows[i]``; ``set_capacity`` is to follow.
+        """Append ``counts[i]`` blocks to one group's table of ``rows[i]``; then call ``set_capacity``.
 
         Returns:
             The rows and columns of ``block_ids`` in the block tables, for the runner.
@@ -310,15 +310,15 @@ class RowTable:
         return repeated.astype(np.int32), columns
 
     def set_capacity(self, rows: RowArray) -> None:
-        """Take note that blocks were appended to the tables of these rows."""
+        """Update the capacity of these rows after blocks were appended to their tables."""
         num_blocks = self.num_blocks[0, rows] if len(self.num_blocks) == 1 else self.num_blocks[:, rows].min(axis=0)
         self.capacity[rows] = num_blocks * np.int32(self.block_size)
 
     def trim_blocks(self, row: int) -> list[int]:
-        """Take the blocks off a row's tables that its known tokens do not need.
+        """Remove the blocks that a row's known tokens do not need.
 
         Returns:
-            These blocks, the caller's to release.
+            These blocks, which the caller must release.
         """
         num_needed = -(-int(self.num_tokens[row]) // self.block_size)
         surplus: list[int] = []
@@ -331,10 +331,10 @@ class RowTable:
         return surplus
 
     def leave_windows(self, rows: RowArray, ends: IntArray) -> list[int]:
-        """Drop the blocks that no position from ``ends[i] - 1`` of ``rows[i]`` on sees.
+        """Drop the blocks that no position of ``rows[i]`` from ``ends[i] - 1`` on sees.
 
         Returns:
-            The blocks, the caller's to release.
+            The blocks, which the caller must release.
         """
         left: list[int] = []
         for group, window in enumerate(self.groups.windows):
@@ -353,7 +353,7 @@ class RowTable:
         """Compare what a row holds with what its windows need.
 
         Raises:
-            AssertionError: It holds what left a window, or lacks what is in one.
+            AssertionError: It holds a block that left a window, or lacks one inside a window.
         """
         for group, table in enumerate(self.block_tables(row)):
             num_absent = first_held_block(table)
@@ -364,7 +364,7 @@ class RowTable:
             )
 
     def blocks_ending_at(self, rows: RowArray, ends: IntArray) -> tuple[list[int], list[list[int]], bytes]:
-        """One block a row and group, the one that ends at position ``ends[i]``.
+        """One block of each row and group: the one that ends at position ``ends[i]``.
 
         Returns:
             Its index in the row's tables, its ids, [num_groups][num_rows], and the token ids of all rows' blocks one
@@ -377,7 +377,7 @@ class RowTable:
         return columns.tolist(), block_ids, token_ids.tobytes()
 
     def wide_ends(self, rows: RowArray, token_ids: IntArray) -> set[int]:
-        """Indices into ``rows`` of requests with more stop ids than columns whose new token is one of them."""
+        """Indices into ``rows`` of requests with more stop ids than columns whose new token is a stop id."""
         return {
             index
             for index, row in enumerate(rows.tolist())

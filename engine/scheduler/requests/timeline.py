@@ -1,4 +1,4 @@
-"""When the steps and the loads of one traced request were, up to its first token. Free of torch."""
+"""Records when the steps and loads of one traced request were, up to its first token. Free of torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.contract.tracing.request_timings import MAX_LOADS, MAX_STEPS, LoadTi
 
 
 class Timeline:
-    """Of a request that came at ``arrived_s``, by ``clock``. It holds a bounded number of entries."""
+    """The record of a request that came at ``arrived_s`` by ``clock``. It holds a bounded number of entries."""
 
     __slots__ = ("_arrived_s", "_clock", "_loads", "_steps")
 
@@ -20,7 +20,7 @@ class Timeline:
         self._loads: list[LoadTiming] = []
 
     def note_step(self, *, start_s: float, end_s: float, num_tokens: int) -> None:
-        """A step that computed some of its tokens is done."""
+        """Record a finished step that computed some of the request's tokens."""
         start_s = max(start_s - self._arrived_s, 0.0)
         duration_s = end_s - self._arrived_s - start_s
         if len(self._steps) < MAX_STEPS:
@@ -37,7 +37,7 @@ class Timeline:
     def note_load(
         self, *, duration_s: float, num_bytes: int, num_blocks: int, num_failed_blocks: int, source: str
     ) -> None:
-        """A load ended, well or not, after ``duration_s``."""
+        """Record a load that ended, successfully or not, after ``duration_s``."""
         if len(self._loads) < MAX_LOADS:
             self._loads.append(
                 LoadTiming(
@@ -51,7 +51,7 @@ class Timeline:
             )
 
     def told(self, request_id: str, *, queue_s: float | None) -> RequestTimings:
-        """What is told with the first token, which is there now."""
+        """The timings to send with the first token, which has just come."""
         return RequestTimings(
             request_id=request_id,
             first_token_s=self._clock() - self._arrived_s,
