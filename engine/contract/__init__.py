@@ -1,1 +1,1 @@
-"""What passes between deciding and computing, and in and out of an engine. Free of torch."""
+"""The types that pass between scheduler and executor, and in and out of an engine. Free of torch."""

@@ -18,7 +18,7 @@ from engine.contract.step import IntArray
 BlockHash = NewType("BlockHash", bytes)
 
 KEY_BYTES: Final = 8
-"""Routers know a block by the first bytes of its hash: enough for a hint, and half as long."""
+"""Routers know a block by the first bytes of its hash: half as long, and enough for a hint."""
 
 _BYTES_PER_TOKEN: Final = 4
 _HASH_BYTES: Final = 16
@@ -29,7 +29,7 @@ NO_KEYS_ROOT: Final = BlockHash(_hash_bytes(b"baton block chain 1"))
 
 
 def root_hash(extra_keys: Sequence[str] = ()) -> BlockHash:
-    """The parent of a chain's first block: ``extra_keys`` (cache salt, adapter, ...) keep equal tokens apart."""
+    """The parent hash of a chain's first block. ``extra_keys`` (cache salt, adapter, ...) keep equal tokens apart."""
     if not extra_keys:
         return NO_KEYS_ROOT
     parts = [NO_KEYS_ROOT]
@@ -40,31 +40,31 @@ def root_hash(extra_keys: Sequence[str] = ()) -> BlockHash:
 
 
 def prompt_root(cache_salt: str | None) -> BlockHash:
-    """The parent of a prompt's first block."""
+    """The parent hash of a prompt's first block."""
     return root_hash((cache_salt,)) if cache_salt else NO_KEYS_ROOT
 
 
 def hash_block(parent: BlockHash, token_bytes: bytes) -> BlockHash:
-    """The address of a block after ``parent``; ``token_bytes`` are its token ids as little-endian int32."""
+    """The address of the block after ``parent``; ``token_bytes`` are its token ids as little-endian int32."""
     return _hash_block(parent + token_bytes)
 
 
 def hash_chain(parent: BlockHash, token_ids: IntArray, block_size: int) -> list[BlockHash]:
-    """Addresses of all full blocks of ``token_ids``, the first of which follows ``parent``."""
+    """Addresses of all full blocks of ``token_ids``; the first block follows ``parent``."""
     data = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
     block_bytes = block_size * _BYTES_PER_TOKEN
     starts = range(0, len(data) - block_bytes + 1, block_bytes)
-    # One expression: a long prompt has thousands of blocks, and calling a NewType costs a third of hashing one.
+    # One expression: a long prompt has thousands of blocks, and a NewType call costs a third of hashing a block.
     return [parent := _hash_block(parent + data[start : start + block_bytes]) for start in starts]
 
 
 def group_hash(block_hash: BlockHash, group: int) -> BlockHash:
-    """The address of one KV cache group's block of these tokens; the first group's is that of the tokens."""
+    """The address of one KV cache group's block of these tokens; in the first group it is ``block_hash`` itself."""
     return BlockHash(block_hash + group.to_bytes(2, "little")) if group else block_hash
 
 
 def group_hashes(block_hashes: Sequence[BlockHash], num_groups: int) -> list[Sequence[BlockHash]]:
-    """The addresses of every KV cache group's blocks of these tokens, by group."""
+    """The addresses of the blocks of these tokens in every KV cache group, by group."""
     if num_groups == 1:
         return [block_hashes]
     return [[group_hash(block_hash, group) for block_hash in block_hashes] for group in range(num_groups)]
@@ -76,12 +76,12 @@ def is_first_group(block_hash: BlockHash) -> bool:
 
 
 def block_key(block_hash: BlockHash) -> bytes:
-    """What routers call a block."""
+    """The key by which routers know a block."""
     return block_hash[:KEY_BYTES]
 
 
 def unpack_keys(keys: bytes) -> tuple[int, ...]:
-    """Keys that were joined for the wire, as numbers."""
+    """Keys that were joined for the wire, as integers."""
     return struct.unpack(f"<{len(keys) // KEY_BYTES}Q", keys)
 
 

@@ -1,7 +1,7 @@
-"""What a router asks of a worker over their connection, and the answer, each as one piece of bytes. Free of torch.
+"""A router's calls to a worker over their connection, and the answers, each as one frame of bytes. Free of torch.
 
-In MessagePack, everything by name. A field may be added with a default; anything else that changes in
-``GenerateRequest`` or here is another version, and a worker that gets one answers with a failure that names both.
+Encoded in MessagePack, with every field by name. A field may be added with a default. Any other change here or in
+``GenerateRequest`` needs a new version; a worker that gets another version answers with a failure that names both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CALL_VERSION = 2
 
 
 class CallError(Exception):
-    """What came cannot be read as a call or as its answer, or cannot be written as one; the text says why."""
+    """A frame cannot be read as a call or as an answer, or a call cannot be written as one; the text says why."""
 
 
 class Submit(msgspec.Struct, tag="submit"):
@@ -38,8 +38,9 @@ class Abort(msgspec.Struct, tag="abort"):
 
 
 class Move(msgspec.Struct, tag="move"):
-    """Have requests leave for another worker, each with a hand-over; unknown ids are ignored, and with ``only_waiting``
-    those of requests that have begun.
+    """Have requests leave for another worker, each with a hand-over.
+
+    Unknown ids are ignored, and with ``only_waiting`` so are requests that have begun.
     """
 
     request_ids: tuple[str, ...]
@@ -47,9 +48,9 @@ class Move(msgspec.Struct, tag="move"):
 
 
 class Answer(msgspec.Struct):
-    """To ``Submit`` one refusal or None a request, in order; to ``Abort`` and ``Move`` nothing.
+    """The answer to a call: to ``Submit`` one refusal or None a request, in order; to ``Abort`` and ``Move`` nothing.
 
-    ``failure``: the worker could not do it, and why.
+    ``failure``: why the worker could not do it; None if it could.
     """
 
     refusals: tuple[RequestError | None, ...] = ()
@@ -63,7 +64,7 @@ def pack_call(call: Call) -> bytes:
     """A call as bytes.
 
     Raises:
-        CallError: It holds a value that MessagePack has no form for, as a number of more than 64 bits.
+        CallError: It holds a value that MessagePack cannot encode, such as an integer of more than 64 bits.
     """
     try:
         return _VERSION_BYTE + _encoder.encode(call)
@@ -72,7 +73,7 @@ def pack_call(call: Call) -> bytes:
 
 
 def unpack_call(frame: bytes) -> Call:
-    """The call that was packed; raises CallError."""
+    """The call in a frame; raises CallError."""
     call: Call = _unpack(frame, _call_decoder)
     return call
 
@@ -83,7 +84,7 @@ def pack_answer(answer: Answer) -> bytes:
 
 
 def unpack_answer(frame: bytes) -> Answer:
-    """The answer that was packed; raises CallError."""
+    """The answer in a frame; raises CallError."""
     answer: Answer = _unpack(frame, _answer_decoder)
     return answer
 

@@ -15,15 +15,16 @@ QueuePolicy = Literal["fcfs", "priority"]
 LoadFailurePolicy = Literal["recompute", "fail"]
 SpeculativeMethod = Literal["none", "ngram", "suffix", "draft_model"]
 Switch = bool | Literal["auto"]
-"""``auto``: where it helps and works here; true: refuse to start where it does not work; false: never."""
+"""``auto``: on where it helps and works here; true: on, or refuse to start where it does not work; false: off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCode:
     """Whose code computes a model.
 
-    impl: ``native`` is Baton's, ``transformers`` the one that transformers has for it, ``auto`` Baton's where it has
-        any. trust_remote_code: run code for transformers that comes with a checkpoint.
+    impl: ``native`` is Baton's code, ``transformers`` that of transformers; ``auto`` is Baton's if it has code for the
+        model, otherwise transformers'.
+    trust_remote_code: run code for transformers that comes with a checkpoint.
     """
 
     impl: ModelImplName = "auto"
@@ -32,7 +33,7 @@ class ModelCode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfigSource:
-    """Which checkpoint, where it runs and in what precision, and by whose code."""
+    """Which checkpoint to load, the device and precision that it runs in, and whose code computes it."""
 
     path: Path
     device: DeviceName = "auto"
@@ -43,9 +44,11 @@ class ModelConfigSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSharing:
-    """How a worker shares the cores of its host with the cluster's others there, who may have its own while it is idle.
+    """How a worker shares CPU cores with the cluster's other workers on its host, which may use its cores while it is
+    idle.
 
-    borrows: it takes theirs. is_required: refuse to start where the system offers no way to.
+    borrows: it uses theirs while they are idle.
+    is_required: refuse to start where the system does not support it.
     """
 
     borrows: bool
@@ -56,7 +59,7 @@ class CoreSharing:
 class CacheConfig:
     """The paged KV cache. ``kv_cache_bytes`` and ``num_blocks`` override sizing from free memory.
 
-    prefault: on a CPU, take all its memory from the system at the start, not block by block as they are used first.
+    prefault: on a CPU, take all memory from the system at the start, instead of block by block at first use.
     """
 
     block_size: int = 16
@@ -68,7 +71,7 @@ class CacheConfig:
 
     @property
     def has_size(self) -> bool:
-        """True when the size is given, and not to be found by measuring."""
+        """True when the size is configured, and need not be measured."""
         return self.kv_cache_bytes is not None or self.num_blocks is not None
 
     def __post_init__(self) -> None:
@@ -91,21 +94,21 @@ class CacheConfig:
 class SchedulerConfig:
     """The token-budget scheduler. ``max_model_len`` None takes the model's own.
 
-    long_prefill_token_threshold: at most so many tokens of one prompt a step, and what makes a prompt long; 0 is off.
-    recompute_damaged_only: after a load failed in part, compute the damaged blocks; else, and always without chunked
-        prefill, all from the first of them on.
-    watermark: share of the blocks that admission leaves free for the growth of what runs.
+    long_prefill_token_threshold: the most tokens of one prompt in a step; longer prompts count as long. 0 is off.
+    recompute_damaged_only: after a load failed in part, compute only the damaged blocks. Otherwise, and always without
+        chunked prefill, everything from the first damaged block on is computed.
+    watermark: the share of all blocks that admission keeps free, so that running requests can grow.
     ask_again_s: how often a connector that does not know yet is asked again.
-    max_num_partial_prefills: prompts that may be computed in part at once, 0 is no limit; of them at most
-        max_long_partial_prefills long ones, 0 is all.
+    max_num_partial_prefills: how many prompts may be computed in part at once, 0 is no limit; at most
+        max_long_partial_prefills of them may be long, 0 is no limit.
     scheduler_delay_factor: hold new prompts back for so many times the last prompt's latency; 0 is off.
     enable_priority_preemption: a waiting or loaded request may take the place of running ones of lower priority.
     artificial_preemption_probability: preempt without need, at most max_num_artificial_preemptions times.
-    max_decode_steps: where all running requests decode and nobody waits, so many steps are made in one, at most.
-    cuts_decode_steps: the runner leaves those out that have not begun when something happens, and its tokens tell when
-        each came: so nobody waits for them, and requests that were promised a gap take part.
-    async_scheduling: schedule and launch a step before the one before returned; ``auto`` does so on GPUs.
-    enable_cache_events: record what the prefix cache stores and removes, the last cache_event_capacity of them.
+    max_decode_steps: the most decode steps that are made in one, where all running requests decode and none waits.
+    cuts_decode_steps: when something happens, the runner skips those of these steps that have not begun; it also tells
+        when each step ended. So no request waits for them, and requests with a promised gap may take part.
+    async_scheduling: schedule and launch a step before the previous one has returned; ``auto`` does so on GPUs.
+    enable_cache_events: record changes of the prefix cache, the last cache_event_capacity of them.
     """
 
     max_num_batched_tokens: int = 2048
@@ -134,8 +137,8 @@ class SchedulerConfig:
     def runs_ahead(self, device_type: str, *, has_drafts: bool = False) -> bool:
         """True when an engine on such a device schedules a step while another one runs.
 
-        A CPU has nothing to overlap with: the device that computes is the one that schedules. And who runs ahead has
-        no use for draft tokens: they follow the newest token, which the step in flight has not told yet.
+        On a CPU nothing could overlap: the device that computes also schedules. An engine that runs ahead cannot use
+        draft tokens: they follow the newest token, which is unknown while a step is in flight.
         """
         if self.async_scheduling == "auto":
             return device_type != "cpu" and not has_drafts and self.max_decode_steps == 1
@@ -143,14 +146,14 @@ class SchedulerConfig:
 
     @property
     def prefill_chunk_tokens(self) -> int:
-        """Most tokens of one prompt that a step computes; 0: prompts are computed whole."""
+        """The most tokens of one prompt that a step computes; 0: prompts are computed whole."""
         if not self.enable_chunked_prefill:
             return 0
         return min(self.max_num_batched_tokens, self.long_prefill_token_threshold or self.max_num_batched_tokens)
 
     @property
     def most_tokens_of_request(self) -> int:
-        """Most tokens of one request that a step computes."""
+        """The most tokens of one request that a step computes."""
         return self.prefill_chunk_tokens or self.max_num_batched_tokens
 
     def __post_init__(self) -> None:
@@ -211,7 +214,7 @@ class SchedulerConfig:
             raise ConfigError(f"ask_again_s must be positive, got {self.ask_again_s}")
 
     def check_fits(self, *, block_size: int, num_blocks: int, max_model_len: int) -> None:
-        """Compare with the KV cache and the model's length.
+        """Check against the size of the KV cache and the model's length.
 
         Raises:
             ConfigError: They contradict each other.
@@ -238,11 +241,11 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPUConfig:
-    """What only a GPU does.
+    """Settings that matter only on a GPU.
 
-    cuda_graphs: replay decode steps as graphs, of up to max_graph_batch_size tokens; None is all there can
-        be.
-    compile_elementwise: fuse what lies between matrix products and attention into kernels of ours.
+    cuda_graphs: replay decode steps of up to max_graph_batch_size tokens as graphs; None is as many tokens as a step
+        can have.
+    compile_elementwise: fuse the operations between matrix products and attention into Baton's own kernels.
     """
 
     cuda_graphs: Switch = "auto"
@@ -258,20 +261,20 @@ class GPUConfig:
 
 
 MAX_DRAFT_TOKENS: Final = 64
-"""A step computes all drafts of a request and keeps those that are right: more than so many hardly ever all are."""
+"""A step computes all drafts of a request but keeps only right ones; beyond this number, hardly ever are all right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """Draft tokens, which change no token, only how many come out of a step.
+    """Draft tokens. They change no token, only how many come out of a step.
 
-    method: who proposes them; ``ngram`` looks where the last tokens stood in the request itself, ``suffix`` also in
-        earlier answers, ``draft_model`` asks another model.
-    num_tokens: most drafts of a request in a step; ``auto``: as many as are measured to pay, at most 8.
-    min_match, max_match: so many of the last tokens must be found again, and so many are looked for at most.
-    max_kept_tokens: of earlier answers.
-    draft_model: the checkpoint of that model, which has the same vocabulary.
-    draft_cache_tokens: of running requests whose KV it keeps, at most as many as there may be.
+    method: what proposes them. ``ngram`` looks for the last tokens earlier in the same request, ``suffix`` also in
+        earlier answers; ``draft_model`` asks another model.
+    num_tokens: the most drafts of a request in a step; ``auto``: as many as are measured to pay, at most 8.
+    min_match, max_match: how many of the last tokens must be found again, and how many are looked for at most.
+    max_kept_tokens: the most tokens of earlier answers that are kept.
+    draft_model: the checkpoint of the draft model, which must have the same vocabulary.
+    draft_cache_tokens: the most tokens of running requests whose KV the draft model keeps.
     """
 
     method: SpeculativeMethod = "none"

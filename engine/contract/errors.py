@@ -1,4 +1,4 @@
-"""The engine's errors: each message names the values and the remedy."""
+"""The engine's errors. Each message names the values involved and the remedy."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from kv_transfer.errors import PortableError
 
 
 class EngineError(PortableError):
-    """Root of the engine's errors."""
+    """Base class of the engine's errors."""
 
 
 class ConfigError(EngineError):
-    """Settings that contradict each other or the machine. ``what`` and ``remedy`` are the message's parts."""
+    """Settings contradict each other or the machine. ``what`` and ``remedy`` are the parts of the message."""
 
     def __init__(self, what: str, *, remedy: str = "") -> None:
         super().__init__(f"{what}; {remedy}" if remedy else what)
@@ -23,11 +23,11 @@ class CaptureRefusedError(EngineError):
 
 
 class CheckpointError(EngineError):
-    """A directory that cannot be loaded as a model."""
+    """A directory cannot be loaded as a model."""
 
 
 class RequestRefusedError(EngineError):
-    """A request that this engine can never serve; ``code`` is stable, for machines."""
+    """This engine can never serve the request; ``code`` is stable, for programs."""
 
     def __init__(self, message: str, *, code: str) -> None:
         super().__init__(message)
@@ -72,18 +72,18 @@ class OutOfBlocksError(EngineError):
 
 
 class EngineDeadError(EngineError):
-    """The engine's loop ended; no request can be served any more."""
+    """The engine's loop has ended, and no request can be served any more."""
 
 
 class ConnectorDeadError(EngineDeadError):
-    """The engine goes on, but its connector's thread ended: it can neither read KV nor hand it over."""
+    """The engine still runs, but its connector's thread has ended: it can neither read KV nor hand it over."""
 
     def __init__(self) -> None:
         super().__init__("the connector's thread ended: no KV can be read or handed over any more")
 
 
 class EngineStalledError(EngineDeadError):
-    """The engine hangs: it has work, and no step of it ended for too long."""
+    """The engine hangs: it has work, but no step has ended for too long."""
 
     def __init__(self, *, busy_s: float, step_timeout_s: float) -> None:
         super().__init__(
@@ -93,7 +93,7 @@ class EngineStalledError(EngineDeadError):
 
 
 class ReadHangsError(EngineDeadError):
-    """A read of KV hangs for good, and the worker is still here though it was to go."""
+    """A read of KV hangs for good, and the worker has not been replaced, as it should have been."""
 
     def __init__(self, *, hung_s: float) -> None:
         super().__init__(

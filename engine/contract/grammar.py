@@ -1,4 +1,4 @@
-"""Grammars between deciding and computing: the scheduler has them compiled, the sampler follows them. Free of torch."""
+"""The types of grammars: the scheduler has grammars compiled, and the sampler follows them. Free of torch."""
 
 from __future__ import annotations
 
@@ -13,77 +13,77 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int32]
 
 MAX_GRAMMAR_BYTES: Final = 256 * 1024
-"""Nobody writes a larger one by hand, and what is larger keeps a thread busy for long."""
+"""Larger grammars are not written by hand, and would keep a thread busy for long."""
 
 READING_STACK_BYTES: Final = 256 * 1024 * 1024
-"""Of a thread that reads grammars. llguidance descends by one call for each reference of a schema, and for each rule
-that another one names: 9 KB a reference, so that the 8 MiB that threads have elsewhere end after some 900 of them, and
-the process with them. 64 MiB were enough for the worst of `MAX_GRAMMAR_BYTES` that was found; only what is used takes
+"""Stack size of a thread that reads grammars. llguidance recurses once for each reference in a schema, and for each
+rule that names another one, at 9 KB a reference. The usual stack of 8 MiB overflows after some 900 references, and ends
+the process. 64 MiB were enough for the worst grammar of `MAX_GRAMMAR_BYTES` that was found; only the part in use takes
 memory.
 """
 
 GRAMMAR_REFUSED = "grammar_refused"
-"""The code of a request whose grammar could not be compiled, or costs too much from the start."""
+"""Error code of a request whose grammar cannot be compiled, or costs too much from the start."""
 
 GRAMMAR_FAILED = "grammar_failed"
-"""The code of a request at whose next token nothing fits its grammar, or following it costs too much."""
+"""Error code of a request that has no next token that fits its grammar, or whose grammar costs too much to follow."""
 
 
 class GrammarFailure(NamedTuple):
-    """Why a grammar is of no use, for people to read."""
+    """Why a grammar cannot be used, in words for people."""
 
     message: str
 
 
 class GrammarFollower(Protocol):
-    """Follows one output through its grammar, to tell which guesses of what comes next can be right."""
+    """Follows one output through its grammar, to tell which draft tokens can come next."""
 
     def num_fitting(self, output: IntArray, guesses: IntArray) -> int:
-        """How many of the guesses, up to the first that cannot be, fit behind an output, which only grows from call to
-        call.
+        """How many of the guesses, up to the first impossible one, fit behind the output. The output only grows between
+        calls.
         """
 
 
 class CompiledGrammar(Protocol):
-    """A grammar that sampling can follow. It stays compiled at least as long as somebody holds this."""
+    """A grammar that sampling can follow. It stays compiled as long as a reference to this object is held."""
 
     @property
     def text(self) -> str:
-        """The grammar as the request brings it."""
+        """The grammar as the request sent it."""
 
     def new_follower(self) -> GrammarFollower:
-        """One for an output that begins."""
+        """A follower for a new output."""
 
 
 class GrammarCompiler(Protocol):
-    """Compiles grammars in threads of its own. All but ``num_ended`` is asked by the engine's thread."""
+    """Compiles grammars in threads of its own. Only ``num_ended`` may be asked from other threads than the engine's."""
 
     on_end: Callable[[], None] | None
-    """Called whenever a compilation ended, in a thread of the compiler."""
+    """Called in a thread of the compiler whenever a compilation has ended."""
 
     @property
     def num_ended(self) -> int:
         """How many compilations have ended so far. It grows before the engine's thread is woken."""
 
     def poll(self, grammar: str) -> CompiledGrammar | GrammarFailure | None:
-        """What became of a grammar: it is compiled from now on where it was unknown; None while that goes on."""
+        """The compiled grammar, or why it failed; None while it compiles. An unknown grammar begins to compile now."""
 
 
 class RowFailure(NamedTuple):
-    """A row whose grammar cannot be followed any more: what was sampled for it counts for nothing."""
+    """A row whose grammar cannot be followed any more; what was sampled for it is dropped."""
 
     row: int
     message: str
 
 
 class ReadingThreads(ThreadPoolExecutor):
-    """Threads that can read any grammar of `MAX_GRAMMAR_BYTES`, however far its references lead."""
+    """A thread pool that can read any grammar of `MAX_GRAMMAR_BYTES`, however deep its references nest."""
 
     _starting = threading.Lock()
-    """The size of stacks is a setting of the whole process."""
+    """Held while threads start: the stack size of new threads is a setting of the whole process."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """See ``ThreadPoolExecutor``, which starts its threads here."""
+        """See ``ThreadPoolExecutor``, which starts its threads in this method."""
         with self._starting:
             before = threading.stack_size(READING_STACK_BYTES)
             try:

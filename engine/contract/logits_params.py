@@ -1,4 +1,5 @@
-"""What requests give the logits processors: a class of parameters each, which ``SamplingParams`` has as its bases.
+"""What requests give the logits processors: one class of parameters for each processor, all bases of
+``SamplingParams``.
 
 The names are those of OpenAI's and vLLM's APIs. Free of torch.
 """
@@ -17,7 +18,7 @@ MAX_NUM_BIASES = 1024
 MAX_NUM_BAD_WORDS = 1024
 MAX_NUM_BAD_WORD_TOKENS = 64
 MAX_NUM_BAD_WORDS_TOKENS = 8192
-"""Tokens of one word, and of all words of a request in both of their forms: each step compares them."""
+"""The most tokens of one word, and (this one) of all a request's words in both forms: every step compares them."""
 MAX_NUM_NAMED_KEYS = 5
 MAX_NUM_NAMED_CHARACTERS = 40
 
@@ -31,7 +32,7 @@ Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 
 
 def _with_token_keys(data: Any) -> Any:
-    """A few biases whose keys are token ids; the keys that are none are named."""
+    """At most ``MAX_NUM_BIASES`` biases, whose keys must be token ids; the error names those that are not."""
     if not isinstance(data, dict):
         return data
     if len(data) > MAX_NUM_BIASES:
@@ -56,9 +57,9 @@ async def _read_allowed(given: list[int], vocabulary: Vocabulary) -> tuple[int, 
 
 
 async def _read_bad_words(given: list[str], vocabulary: Vocabulary) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word, as it stands at the beginning of a text and behind a space.
+    """The tokens of each word, as it appears at the beginning of a text and after a space.
 
-    One that holds a token which the model has not cannot come.
+    A word is left out if the model lacks one of its tokens: it cannot be sampled.
     """
     texts: dict[str, str] = {}
     for word in given:

@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out: the wire types between router and workers. Free of torch."""
+"""What goes into an engine and what comes out of it: the wire types between router and workers. Free of torch."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from engine.versions import across_versions
 from kv_transfer.params import KVStreamParams, KVTransferParams
 
 TOO_MANY_BEAMS: Final = "too_many_beams"
-"""The code of a refusal: the engine has no room for so many beams."""
+"""Code of a refusal because the engine has no room for so many beams."""
 
 EarlyStopping: TypeAlias = bool | Literal["never"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamParams:
-    """A beam search instead of one token after the other. The names mean what they mean in transformers.
+    """A beam search, in place of sampling token by token. The names mean the same as in transformers.
 
-    ``width`` outputs are followed at the same time, and the ``num_results`` best ones are given. An output's score is
-    the sum of its tokens' log-probabilities over ``length ** length_penalty``. ``early_stopping`` says when the search
-    ends once ``width`` outputs are complete: True, at once; False, when no output that goes on has a better score at
-    the length it has now; "never", when none can have a better one at any length.
+    ``width`` outputs are followed at the same time, and the best ``num_results`` are returned. An output's score is the
+    sum of its tokens' log-probabilities divided by ``length ** length_penalty``. ``early_stopping`` says when the
+    search ends once ``width`` outputs are complete. True: at once. False: when no running output has a better score at
+    its present length. "never": when none can reach a better score at any length.
     """
 
     width: int
@@ -41,23 +41,26 @@ class BeamParams:
     early_stopping: EarlyStopping = False
 
     def num_candidates(self, num_stop_ids: int) -> int:
-        """Tokens of each beam that a step has to tell: as many that go on as there are beams are among them."""
+        """How many candidates a step must tell for each beam, so that ``width`` of them can go on."""
         return max(2, 1 + num_stop_ids) * self.width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(LogitBiasParams, PenaltyParams, BadWordsParams, AllowedTokensParams):
-    """How tokens are drawn. The defaults are greedy and neutral. What logits processors go by stands in the bases.
+    """How tokens are sampled. The defaults are greedy and neutral. The base classes hold the logits processors'
+    parameters.
 
-    ``seed`` is always set: whoever accepts a request draws one where the user gave none, so that every engine that
-    works on it samples the same tokens. ``top_k`` 0 means all; ``min_p`` 0 and ``top_p`` 1 mean off.
-    ``stop_token_ids`` end the output and are part of it; ``eos_token_ids`` do so unless ``ignore_eos``.
-    ``min_tokens`` keeps both from being sampled before that many output tokens exist; where that and other rules leave
-    nothing to draw, those about allowed tokens hold before it, and it before bad words.
-    ``num_logprobs`` asks for the log-probability of every output token and of that many most likely ones beside it,
-    ``num_prompt_logprobs`` for the same of the prompt; None asks for nothing.
-    ``grammar`` is what the output's text must match, in the form that llguidance reads: Lark text, or its JSON.
-    ``beams`` asks for a beam search, which draws nothing: its outputs come at its end, all at once.
+    seed: always set. Whoever accepts a request draws a seed if the user gave none, so that every engine that works on
+        the request samples the same tokens.
+    top_k, min_p, top_p: 0 means all tokens; 0 and 1 mean off.
+    stop_token_ids, eos_token_ids: end the output and are part of it; the latter not with ``ignore_eos``.
+    min_tokens: neither is sampled before so many output tokens exist. If the rules leave nothing to sample, allowed
+        tokens take precedence over this rule, and this rule over bad words.
+    num_logprobs: asks for the log-probability of every output token, and of so many most likely ones beside it; None
+        asks for nothing.
+    num_prompt_logprobs: the same for the prompt.
+    grammar: what the output's text must match, in llguidance's form: Lark text, or its JSON.
+    beams: asks for a beam search, which samples nothing; its outputs come all at once, at its end.
     """
 
     max_tokens: int
@@ -77,13 +80,13 @@ class SamplingParams(LogitBiasParams, PenaltyParams, BadWordsParams, AllowedToke
 
     @property
     def all_stop_ids(self) -> frozenset[int]:
-        """The tokens that end the output."""
+        """Every token that ends the output."""
         ends_at_eos = not self.ignore_eos or self.grammar is not None
         return frozenset(self.stop_token_ids + (self.eos_token_ids if ends_at_eos else ()))
 
     @property
     def is_greedy(self) -> bool:
-        """True when the most likely token is taken."""
+        """True when always the most likely token is taken."""
         return self.temperature == 0.0
 
 
@@ -92,18 +95,17 @@ class SamplingParams(LogitBiasParams, PenaltyParams, BadWordsParams, AllowedToke
 class GenerateRequest:
     """One sequence to generate.
 
-    ``output_token_ids`` are tokens that were generated elsewhere (the prefill worker's first token, or all tokens
-    sent before a move): they count as output, for limits and penalties alike, and are not emitted again.
-    ``hand_over`` ends the request after its first new token, with its blocks under a lease (the prefill role).
-    ``kv_transfer`` says where the KV of the prompt can be read from (the decode role). ``kv_stream`` makes it the
-    notice of a request that is to come: its prompt is being computed there, and its KV can be read meanwhile. A notice
-    has no answer but a refusal; the request itself comes under the same id, or is aborted.
-    ``client_id`` is the front end that gets the tokens; ``cache_salt`` keeps prefixes of different users apart.
-    Lower ``priority`` values are served first. ``arrival_s`` is the router's wall clock, for ordering.
-    ``prediction_token_ids`` are what the caller expects of the output: where it comes true, it takes fewer steps.
-    ``max_recomputed_tokens``: when more KV than that could not be loaded, the request ends with the error ``kv_lost``
-    instead of being computed here; None computes it here, however much it is.
-    ``promise`` bounds when its tokens should come. ``trace``: the engine tells what it spent its time on.
+    ``output_token_ids`` are tokens generated elsewhere: the prefill worker's first token, or all tokens sent before a
+    move. They count as output, for limits and penalties too, and are not emitted again. ``hand_over`` ends the request
+    after its first new token, with its blocks under a lease (the prefill role). ``kv_transfer`` says where the KV of
+    the prompt can be read from (the decode role). ``kv_stream`` makes this the early notice of a request: its prompt is
+    being computed elsewhere, and its KV can be read meanwhile. A notice gets no answer but a refusal; the request
+    itself follows under the same id, or is aborted. ``client_id`` is the front end that gets the tokens; ``cache_salt``
+    keeps prefixes of different users apart. Lower ``priority`` values are served first. ``arrival_s`` is the router's
+    wall clock, for ordering. ``prediction_token_ids`` are what the caller expects as output; where it is right, the
+    output takes fewer steps. ``max_recomputed_tokens``: if more KV than this could not be loaded, the request ends with
+    the error ``kv_lost`` instead of being computed here; None: it is always computed here. ``promise`` bounds when its
+    tokens should come. ``trace``: the engine reports what it spent its time on.
     """
 
     request_id: str
@@ -124,7 +126,7 @@ class GenerateRequest:
 
 
 class FinishReason(StrEnum):
-    """Why a request ended; after HANDED_OVER it goes on elsewhere."""
+    """Why a request ended; after HANDED_OVER it continues on another engine."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -142,11 +144,11 @@ class RequestError:
 
 
 class TokenLogprobs(NamedTuple):
-    """What the model thought where one token was chosen: natural logarithms of its own probabilities, before
+    """Log-probabilities where one token was chosen: natural logarithms of the model's own probabilities, before
     temperature, penalties and rules.
 
-    ``token_ids[0]`` is the token itself, the others are the most likely ones, best first; ``logprobs`` are theirs.
-    ``rank`` 1 is the most likely token of all.
+    ``token_ids[0]`` is the chosen token, the others are the most likely ones, best first; ``logprobs`` belong to them.
+    ``rank`` is the chosen token's; 1 is the most likely token of all.
     """
 
     token_ids: tuple[int, ...]
@@ -162,16 +164,16 @@ class LogprobTable(NamedTuple):
     ranks: npt.NDArray[np.int32]
 
     def entry(self, index: int, num_top: int) -> TokenLogprobs:
-        """One token's, with at most ``num_top`` others."""
+        """The entry of one token, with at most ``num_top`` others."""
         width = 1 + num_top
         ids, values = self.token_ids[index, :width].tolist(), self.logprobs[index, :width].tolist()
         return TokenLogprobs(tuple(ids), tuple(values), int(self.ranks[index]))
 
 
 class DeltaLogprobs(NamedTuple):
-    """Of a delta's tokens, where they were asked for, and with a request's first delta of its prompt.
+    """Log-probabilities of a delta's tokens, where requested; a request's first delta also has those of its prompt.
 
-    ``prompt`` begins with the prompt's second token: nothing predicts the first.
+    ``prompt`` begins with the prompt's second token, because nothing predicts the first one.
     """
 
     tokens: tuple[TokenLogprobs, ...] = ()
@@ -179,9 +181,10 @@ class DeltaLogprobs(NamedTuple):
 
 
 class BeamResult(NamedTuple):
-    """An output that a beam search found. ``stop_token_id`` is the token that ended it; None where it is too long.
+    """An output that a beam search found. ``stop_token_id`` is the token that ended it; None if it reached a length
+    limit.
 
-    ``cumulative_logprob`` is the sum of its tokens' log-probabilities, ``score`` what it was ranked by.
+    ``cumulative_logprob`` is the sum of its tokens' log-probabilities, ``score`` is what it was ranked by.
     """
 
     token_ids: tuple[int, ...]
@@ -193,14 +196,14 @@ class BeamResult(NamedTuple):
 class TokenDelta(NamedTuple):
     """A request's new tokens of one step, and how it ended if it did.
 
-    One is made, pickled and read again for every token of every request, hence a tuple: a frozen dataclass with slots
-    costs several times as much (`benchmarks/scheduler.py` prints a step with its messages).
+    A tuple, because one is made, pickled and read for every token of every request: a frozen dataclass with slots costs
+    several times as much (`benchmarks/scheduler.py` prints a step with its messages).
 
-    The end of a request is reported exactly once. ``stop_token_id`` is the token that stopped it.
-    ``num_cached_tokens`` counts the prompt tokens that needed no computing here, ``num_remote_tokens`` those of them
-    whose KV came from another engine, ``queue_s`` is how long the request waited before it was first admitted; all are
-    set on a request's first delta on this engine. ``beams`` are the outputs of a beam search, the best first; then the
-    delta has no tokens of its own.
+    The end of a request is reported exactly once. ``stop_token_id`` is the token that stopped it. A request's first
+    delta on this engine has three more fields: ``num_cached_tokens`` counts the prompt tokens that needed no computing
+    here, ``num_remote_tokens`` those of them whose KV came from another engine, and ``queue_s`` is how long the request
+    waited before it was first admitted. ``beams`` are the outputs of a beam search, best first; such a delta has no
+    tokens of its own.
     """
 
     request_id: str
@@ -217,7 +220,7 @@ class TokenDelta(NamedTuple):
 
 
 def joined(deltas: Sequence[TokenDelta]) -> TokenDelta:
-    """Consecutive deltas of one request, at least one, as one; none of them has log-probabilities."""
+    """One delta for consecutive ones of a request; at least one must be given, none with log-probabilities."""
     first, last = deltas[0], deltas[-1]
     return TokenDelta(
         last.request_id,
@@ -235,10 +238,11 @@ def joined(deltas: Sequence[TokenDelta]) -> TokenDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport(Gauges):
-    """What a worker says of itself with every message: gauges of its scheduler and its own, counters since its start.
+    """What a worker reports of itself with every message: gauges of its scheduler, its own state, counters since its
+    start.
 
-    ``is_stalled``: it has work and makes no step any more. ``is_draining``: it takes no more requests, and will go.
-    ``has_hung_read``: a read of KV hangs for good and holds blocks, so that it will go, too, as soon as it may.
+    ``is_stalled``: it has work but makes no steps. ``is_draining``: it takes no more requests, and will leave.
+    ``has_hung_read``: a read of KV hangs for good and holds blocks, so it will leave, too, as soon as it may.
     ``num_peers`` are the workers that its connector has met. ``step_time`` predicts its steps. ``leaning`` is the role
     whose work it prefers now; empty: that of its pool.
     """
@@ -253,19 +257,19 @@ class LoadReport(Gauges):
 
     @property
     def is_empty(self) -> bool:
-        """True when no request is there, and no lease of one that ended."""
+        """True when it has no requests, and no leases of ended ones."""
         return not (self.num_running or self.num_waiting or self.num_loading or self.num_leased_blocks)
 
     @property
     def unhealthy(self) -> str | None:
-        """What is wrong with the worker, for people to read; None when nothing is."""
+        """What is wrong with the worker, in words for people; None when nothing is."""
         if self.is_stalled:
             return "makes no steps"
         return "read hangs" if self.has_hung_read else None
 
     @property
     def kv_usage(self) -> float:
-        """Share of the blocks that is in use, 0 to 1; cached blocks that nobody uses count as free."""
+        """The share of blocks in use, 0 to 1; cached blocks that nobody holds count as free."""
         return 1.0 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0
 
 
@@ -273,9 +277,9 @@ class LoadReport(Gauges):
 class CacheChanges:
     """What changed in an engine's prefix cache, for routers that mirror it.
 
-    The changes are numbered since the engine started; these are ``first_sequence`` up to ``next_sequence`` (exclusive),
-    each block with what became of it at last. A reader that knows the changes up to a smaller number than
-    ``first_sequence`` missed some. A snapshot holds all that is cached: what was known before is void.
+    Changes are numbered since the engine started. These are numbers ``first_sequence`` to ``next_sequence``
+    (exclusive), reduced to the final state of each block. A reader that knows only the changes before a number smaller
+    than ``first_sequence`` has missed some. A snapshot holds all that is cached, and replaces what was known before.
     ``stored`` and ``removed`` are joined keys (engine/contract/block_hash.py).
     """
 
@@ -288,8 +292,10 @@ class CacheChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReset:
-    """What a worker dropped when its prefix cache was reset: blocks that could be found in the cache, and in
-    its tiers (``num_host_blocks``), and what running requests had computed, which are preempted and compute it again.
+    """What a worker dropped when its prefix cache was reset.
+
+    ``num_blocks`` and ``num_host_blocks`` could be found in the cache and in its tiers until then. ``num_preempted``
+    requests were preempted, and compute their KV again.
     """
 
     num_blocks: int = 0
@@ -298,7 +304,7 @@ class CacheReset:
 
 
 class DraftCounts(NamedTuple):
-    """Draft tokens of a request that a step verified, and how many of them became output."""
+    """How many draft tokens of a request a step verified, and how many of them became output."""
 
     request_id: str
     num_drafts: int
@@ -306,13 +312,13 @@ class DraftCounts(NamedTuple):
 
 
 Told: TypeAlias = RequestTimings | DraftCounts
-"""What is told of a request beside its deltas: before its first token if it is traced, and of its draft tokens."""
+"""What is reported of a request beside its deltas: timings with its first token if traced, and draft counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMessage:
-    """What one engine step brought for one front end: new tokens, the engine's load, changes of its prefix cache, and
-    what is told of requests whose tokens are among the new ones.
+    """What one engine step has for one front end: new tokens, the engine's load, changes of its prefix cache, and
+    reports on requests whose tokens are among the new ones.
     """
 
     deltas: tuple[TokenDelta, ...]
@@ -324,14 +330,16 @@ class StepMessage:
 @across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """What does not change during a worker's life.
+    """What never changes during a worker's life.
 
-    ``stream_chunk_tokens``: prompts longer than this are computed in several steps, and can be read meanwhile; 0: none.
-    ``transport``: over what its KV travels, for people to read.
-    ``num_threads`` compute on a CPU, ``thread_speedup`` times as fast as one of them (0: a GPU does), and with
-    ``borrows_cores`` up to ``num_host_cores`` of them while other workers of the host are idle. Workers that share a
-    GPU have a part each of ``shared_gpu``, which has ``num_host_cores`` of them. At most ``max_num_seqs`` requests run
-    at a time; 0: it does not say.
+    stream_chunk_tokens: longer prompts are computed in several steps, and can be read meanwhile; 0: none can.
+    transport: how its KV travels, in words for people.
+    num_threads: how many threads compute on a CPU; 0 where a GPU does.
+    thread_speedup: how many times as fast as one thread they are.
+    borrows_cores, num_host_cores: it uses up to so many cores of its host while other workers there are idle. Where
+        workers share a GPU, ``num_host_cores`` is the number of parts.
+    shared_gpu: the GPU that it shares with others; each of them has one part.
+    max_num_seqs: the most requests that run at a time; 0: it does not say.
     """
 
     role: str
@@ -358,10 +366,10 @@ class WorkerInfo:
 
     @property
     def num_own_cores(self) -> int:
-        """Its own of ``num_host_cores``."""
+        """How many of ``num_host_cores`` are its own."""
         return 1 if self.shared_gpu else self.num_threads
 
     @property
     def shared_host(self) -> str:
-        """Where it shares its cores or its GPU: workers for which this is the same; empty: nowhere."""
+        """The host or GPU that it shares with the workers that have the same value; empty where it shares none."""
         return f"{self.node_ip} {self.shared_gpu}".rstrip() if self.num_host_cores else ""

@@ -1,7 +1,7 @@
-"""How a parameter of a logits processor is declared: one field says what requests may give, and what the engine gets.
+"""Declares a parameter of a logits processor: one field defines what requests may give, and what the engine gets.
 
-The bodies of the API, the OpenAPI document and the way from a body to ``SamplingParams`` derive from the declarations.
-Free of torch.
+The API's bodies, the OpenAPI document and the conversion from a body to ``SamplingParams`` derive from these
+declarations. Free of torch.
 """
 
 from __future__ import annotations
@@ -12,32 +12,31 @@ from typing import Any, NoReturn, Protocol
 
 
 class Vocabulary(Protocol):
-    """What a router knows of the model's tokens, for values that name some."""
+    """What a router knows of the model's tokens, to check and convert values that name tokens."""
 
     def check(self, token_ids: Sequence[int], *, param: str) -> None:
-        """Refuse the request where a token id is none of the model's; ``param`` gets the blame."""
+        """Refuse the request if the model lacks one of these token ids; the error names ``param``."""
 
     def has(self, token_ids: Sequence[int]) -> bool:
-        """Whether the model has all of these: a tokenizer may know others behind them."""
+        """True when the model has all of these tokens; a tokenizer may know more tokens than the model."""
 
     async def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text, without special tokens."""
 
     def refuse(self, reason: str, *, param: str) -> NoReturn:
-        """Refuse the request because of what a value of ``param`` means in tokens."""
+        """Refuse the request because the value of ``param``, turned into tokens, is not acceptable."""
 
 
 ReadValue = Callable[[Any, Vocabulary], Awaitable[Any]]
-"""From the value in a body, which was checked, to that of ``SamplingParams``. Raises what ``Vocabulary`` does."""
+"""Converts the checked value of a body to that of ``SamplingParams``. Raises what ``Vocabulary`` raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestField:
-    """How requests give a parameter. Its name in bodies is that of its field.
+    """How requests give a parameter. Its name in bodies is the name of the field.
 
-    schema: the type of the value in a body, with its limits, as pydantic reads it.
-    read: None takes the value as it is.
-    in_generation_config: where a body says nothing, the model's generation_config.json may.
+    schema: the type of the value in a body, with its limits, as pydantic reads it. read: converts the value; None takes
+    it as it is. in_generation_config: the model's generation_config.json may give the value where a body gives none.
     """
 
     schema: Any
@@ -55,5 +54,5 @@ def request_field(
 
 
 def request_fields(kind: type) -> Mapping[str, RequestField]:
-    """The parameters that a dataclass declares for requests, by their names."""
+    """The parameters that a dataclass declares for requests, by name."""
     return {item.name: item.metadata["request"] for item in fields(kind) if "request" in item.metadata}

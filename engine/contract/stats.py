@@ -1,5 +1,4 @@
-"""What an engine counts and measures, and snapshots of both. A counter or a gauge is declared once, here or in
-kv_transfer/stats.py.
+"""An engine's counters and gauges, and snapshots of them. Each is declared once, here or in kv_transfer/stats.py.
 
 Snapshots, load reports, `/metrics` and `/status` derive from the declarations. Free of torch.
 """
@@ -15,7 +14,7 @@ from kv_transfer.stats import Counted, TransferStats, counted, counters_of
 
 
 def _accepted_at(place: str) -> int:
-    """Declare the counter of right drafts that were the first of their request in a step, the second, and so on."""
+    """Declare the counter of accepted drafts at one place: a request's first draft in a step, second, ..."""
     text, metric = (
         "Draft tokens that were right, by their place among those of a step.",
         "accepted_draft_tokens_by_place",
@@ -28,14 +27,13 @@ def _accepted_at(place: str) -> int:
 class Counters:
     """What the scheduler counts since its start.
 
-    Prefix counts are in tokens. Those of requests that resumed, after a preemption or a load that was given
-    up, are apart: they would flatter the rate.
-    ``num_standoffs`` requests gave up what another engine kept for them, as both waited for each other.
-    ``num_adopted_blocks`` failed to load and were computed by another request with the same prompt.
-    Of ``num_draft_tokens`` that were computed to be verified, ``num_accepted_draft_tokens`` became output; of these
-    ``num_accepted_at_1`` were the first drafts of their requests in a step, and so on.
-    ``sampled_lifetime_s`` sums, over ``num_sampled_lifetimes`` evicted blocks, the time since they were published.
-    ``num_dropped_early_loads`` gave their blocks back before their request came: it was late, or others lacked them.
+    Prefix counts are in tokens. Requests that resumed, after a preemption or a load that was given up, are counted
+    apart: they would raise the hit rate. ``num_standoffs`` requests gave up their hand-over because two engines waited
+    for each other. ``num_adopted_blocks`` failed to load, and were computed by another request with the same prompt.
+    ``num_draft_tokens`` were computed to be verified, and ``num_accepted_draft_tokens`` of them became output; of
+    these, ``num_accepted_at_1`` were the first drafts of their requests in a step, and so on. ``sampled_lifetime_s``
+    sums, over ``num_sampled_lifetimes`` evicted blocks, the time since they were published. ``num_dropped_early_loads``
+    gave their blocks back before their request came: it was late, or others lacked blocks.
     """
 
     num_requests: int = counted()
@@ -107,7 +105,7 @@ class Counters:
     sampled_lifetime_s: float = counted(start=0.0)
 
     def values(self) -> dict[str, float]:
-        """All of them, by their names."""
+        """All counters by name."""
         return dict(zip(_SCHEDULER_COUNTERS, _read_counters(self), strict=True))
 
 
@@ -117,14 +115,14 @@ _read_counters: Final = attrgetter(*_SCHEDULER_COUNTERS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """How a gauge is told in `/metrics`, if it has a name there: the name, which follows ``baton:``, and its text."""
+    """How a gauge appears in `/metrics`, if it does: its name, without ``baton:``, and its help text."""
 
     text: str = ""
     metric: str | None = None
 
 
 def measured(text: str = "", *, metric: str | None = None, start: object = 0) -> Any:
-    """Declare a gauge as a field of a dataclass; see ``Measured``. It is ``start`` where nobody measured it."""
+    """Declare a gauge as a field of a dataclass; see ``Measured``. It is ``start`` until it is measured."""
     return field(default=start, metadata={"measured": Measured(text=text, metric=metric)})
 
 
@@ -132,11 +130,10 @@ def measured(text: str = "", *, metric: str | None = None, start: object = 0) ->
 class Gauges:
     """What the scheduler measures: a base of its snapshots and of load reports.
 
-    ``held_blocks_by_group`` are the blocks that requests and leases hold, by KV cache group; ``num_window_blocks`` are
-    the ones of groups whose layers see a window, which are given back as they leave it.
-    ``num_early_blocks`` of those that are not free are held for requests that are to come, and give way to others;
-    ``num_loading_blocks`` of them are being filled. ``num_cached_blocks`` of the free ones have content that is found
-    again.
+    ``held_blocks_by_group`` are the blocks that requests and leases hold, by KV cache group. ``num_window_blocks`` are
+    those in groups with a window; they are given back as they leave it. Of the blocks that are not free,
+    ``num_early_blocks`` are held for announced requests and give way to others, and ``num_loading_blocks`` are being
+    filled. Of the free ones, ``num_cached_blocks`` have content that can be found again.
     """
 
     __slots__ = ()
@@ -167,10 +164,10 @@ GAUGES: Final[Mapping[str, Measured]] = {item.name: item.metadata["measured"] fo
 
 
 class SchedulerStats(Counters, Gauges):
-    """A snapshot of the scheduler: gauges of now, and its counters. It never changes, though ``Counters`` do."""
+    """A snapshot of the scheduler: its present gauges and its counters. It never changes, unlike ``Counters``."""
 
     def __init__(self, *, held_blocks_by_group: tuple[int, ...] = (), **values: float) -> None:
-        """What is not given is 0. Written at once: one is made in nearly every step."""
+        """Values not given are 0. They are written all at once, since nearly every step makes a snapshot."""
         vars(self).update(values, held_blocks_by_group=held_blocks_by_group)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -179,8 +176,8 @@ class SchedulerStats(Counters, Gauges):
 
 @dataclass(slots=True, kw_only=True)
 class StepCounters:
-    """What an engine counts of its steps. Of ``num_steps`` the sampling of ``num_waited_steps`` had to wait for the
-    tokens of the step before.
+    """What an engine counts of its steps. In ``num_waited_steps`` of ``num_steps``, sampling had to wait for the tokens
+    of the step before.
     """
 
     num_steps: int = counted("Steps of the engine.", metric="engine_steps")
@@ -196,7 +193,7 @@ class StepCounters:
     )
 
     def values(self) -> dict[str, Any]:
-        """All of them, by their names."""
+        """All counters by name."""
         return dict(zip(_STEPS, _read_steps(self), strict=True))
 
 
@@ -206,13 +203,13 @@ _read_steps: Final = attrgetter(*_STEPS)
 
 @dataclass(slots=True, kw_only=True)
 class EngineStats(StepCounters):
-    """A snapshot of the engine's, the scheduler's and the connector's numbers together."""
+    """One snapshot of the engine's, the scheduler's and the connector's numbers."""
 
     scheduler: SchedulerStats = field(default_factory=SchedulerStats)
     transfer: TransferStats = field(default_factory=TransferStats)
 
     def counters(self) -> dict[str, float]:
-        """All counters by name, as load reports tell them."""
+        """All counters by name, as in load reports."""
         counted = self.scheduler.values()
         counted.update(self.values())
         counted.update(zip(_TRANSFER, _read_transfer(self.transfer), strict=True))
@@ -225,4 +222,4 @@ _read_transfer: Final = attrgetter(*_TRANSFER)
 WORKER_COUNTERS: Final[Mapping[str, Counted]] = {
     name: told for kind in (Counters, StepCounters, TransferStats) for name, told in counters_of(kind).items()
 }
-"""All counters of a worker, by the names that they have in its load reports."""
+"""All counters of a worker, by their names in its load reports."""

@@ -1,8 +1,9 @@
-"""All that passes between the scheduler and the model runner in one step. Free of torch.
+"""Everything that passes between the scheduler and the model runner in one step. Free of torch.
 
-A running request occupies a *row*: a stable index below ``max_num_seqs`` into arrays that the scheduler and the runner
-each own a copy of. The scheduler sends what changed (new rows, appended blocks, released rows); a decode step in which
-nothing changed is three arrays. What every step makes is a named tuple: a frozen dataclass sets each field by a call.
+A running request occupies a *row*: a stable index below ``max_num_seqs`` into arrays of which the scheduler and the
+runner each own a copy. The scheduler sends only changes: new rows, appended blocks, released rows. A decode step
+without changes is three arrays. Objects made in every step are named tuples: a frozen dataclass costs a call for each
+field.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ EMPTY_INTS.setflags(write=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRow:
-    """A request that starts, or resumes after preemption, in a row.
+    """A request that starts or resumes in a row.
 
     token_ids: [num_known_tokens] prompt and output so far.
     block_ids: [num_groups, num_blocks] its whole block table of each KV cache group; ``ABSENT_BLOCK`` (-1) where a
@@ -46,31 +47,31 @@ class NewRow:
 
 
 class SchedulerOutput(NamedTuple):
-    """One step's work.
+    """The work of one step.
 
     Applied in this order: ``released_rows``, ``new_rows``, appended blocks, copied blocks, then the run.
 
     rows: [num_reqs] the rows that compute in this step, in batch order.
-    first_positions: [num_reqs] the position of the first token that each computes; KV of all positions before it is
-        in the cache. (While damaged blocks are recomputed, valid KV may lie after the computed range as well.)
-    num_scheduled_tokens: [num_reqs] how many positions each computes, at least 1, its draft tokens included.
-    num_samples: [num_reqs] how many tokens are drawn for each: 0 while known tokens remain to be computed; 1 where the
-        computed range ends at the last known token, whose successor is drawn; 1 + k where k draft tokens follow the
-        last known one. The runner appends the tokens that come out to its own copy of the row. The last token that a
-        row without drafts computes may be one that the step before samples, and has not told yet.
+    first_positions: [num_reqs] the position of the first token that each row computes; the KV of all positions before
+        it is in the cache. (While damaged blocks are recomputed, valid KV may lie behind the computed range, too.)
+    num_scheduled_tokens: [num_reqs] how many positions each row computes, at least 1, its draft tokens included.
+    num_samples: [num_reqs] how many tokens are sampled for each row: 0 while known tokens remain to be computed; 1 if
+        the computed range ends at the last known token; 1 + k if k draft tokens follow it. The runner appends the
+        resulting tokens to its own copy of the row. The last token that a row without drafts computes may be one that
+        the step before samples, and whose value the scheduler does not know yet.
     draft_token_ids: [num_draft_tokens] the ``num_samples - 1`` draft tokens of each row that has some, in row order:
-        guesses of what follows its last known token. A token is drawn after the last known one and after each draft;
-        see ``ModelRunnerOutput`` for what is kept of them.
-    append_rows, append_columns, append_block_ids, append_groups: [num_appended]
-        block_table[group, row, column] = block_id; with empty ``append_groups`` all are of group 0. Nothing is said
-        when a block leaves its group's window and is given to somebody else: entries before the window of what a step
-        computes must not be used.
+        guesses of what follows its last known token. One token is sampled after the last known one and one after each
+        draft; ``ModelRunnerOutput`` says which are kept.
+    append_rows, append_columns, append_block_ids, append_groups: [num_appended] block_table[group, row, column] =
+        block_id; with empty ``append_groups`` all are of group 0. The runner is not told when a block leaves its
+        group's window and is given to another request: it must not use entries before the window of what a step
+        computes.
     copy_sources, copy_targets: [num_copied] blocks whose content is copied to others before the run: a beam goes on in
-        a copy of the last block of the beam that it came from. No target is a source.
-    num_decode_steps: more than 1: every row decodes so many times over, each time the token that was sampled last, and
-        its counts of scheduled tokens and of samples are this number. There are no drafts then.
-    is_decode: True when every row computes one token and samples one, as far as the scheduler knows: a shorter way to
-        the same result. False may be said of any step.
+        a copy of its parent beam's last block. No target is a source.
+    num_decode_steps: if more than 1, every row decodes so many times, each time from the token sampled last. Its
+        numbers of scheduled tokens and of samples equal this. There are no drafts then.
+    is_decode: True when, as far as the scheduler knows, every row computes one token and samples one. It allows a
+        faster way to the same result; False is always correct.
     """
 
     step_id: int
@@ -99,14 +100,14 @@ class SchedulerOutput(NamedTuple):
 
     @property
     def has_work(self) -> bool:
-        """True when the model must run."""
+        """True when the model must compute."""
         return self.rows.size > 0
 
 
 class SampledLogprobs(NamedTuple):
-    """Log-probabilities of sampled tokens, of the rows that ask for them; as wide as any of these wants.
+    """Log-probabilities of sampled tokens, for the rows that ask for them; as wide as the widest request among these.
 
-    rows: [num_entries] whose sample each entry of the table is; a row has one for each of its samples, in their order.
+    rows: [num_entries] the row of each entry of the table; a row has one entry for each of its samples, in order.
     """
 
     rows: IntArray
@@ -114,7 +115,7 @@ class SampledLogprobs(NamedTuple):
 
 
 class PromptLogprobsChunk(NamedTuple):
-    """Log-probabilities of a row's prompt tokens from position ``start`` on."""
+    """Log-probabilities of a row's prompt tokens, beginning at position ``start``."""
 
     row: int
     start: int
@@ -124,8 +125,9 @@ class PromptLogprobsChunk(NamedTuple):
 class BeamCandidates(NamedTuple):
     """The most likely next tokens of the rows that are beams, best first.
 
-    rows: [num_rows]; token_ids, logprobs: [num_rows, num_candidates], logarithms of the model's probabilities after
-    penalties and rules. There are as many columns as some row wants.
+    rows: [num_rows]
+    token_ids, logprobs: [num_rows, num_candidates], logarithms of the model's probabilities after penalties and rules.
+        There are as many columns as the widest row needs.
     """
 
     rows: IntArray
@@ -134,23 +136,23 @@ class BeamCandidates(NamedTuple):
 
 
 class ModelRunnerOutput(NamedTuple):
-    """What one step produced.
+    """The result of one step.
 
-    A token that is drawn depends on its row's seed, on its position and on the tokens before it, and on nothing else.
-    So a row's draft tokens are right as far as they equal what is drawn in their places, and its output is these and
-    the token drawn after them, which is the one that would have come without drafts. What is drawn behind the first
-    wrong draft follows tokens that are not the row's: it counts for nothing, and the KV computed there is not valid.
+    A sampled token depends only on its row's seed, its position and the tokens before it. So a row's draft tokens are
+    right up to the first one that differs from the token sampled in its place. The row's output is the right drafts and
+    the token sampled after them, the same tokens as without drafts. Tokens sampled behind the first wrong draft count
+    for nothing, since they follow tokens that are not the row's, and the KV computed there is not valid.
 
-    sampled_token_ids: [sum of num_samples] the tokens drawn for each row, one row after the other.
+    sampled_token_ids: [sum of num_samples] the tokens sampled for each row, one row after the other.
     num_accepted: [num_reqs] how many draft tokens of each row are right: the first ``num_accepted + 1`` of its sampled
-        tokens are its output; where rows decode several times over, ``num_decode_steps - 1`` of each. None where the
-        step is one without draft tokens: all that was sampled is output.
+        tokens are its output. Where rows decode several times, it is ``num_decode_steps - 1`` for each. None in a step
+        without draft tokens: all sampled tokens are output.
     has_nan: [sum of num_samples] True where the logits of a sample that counts held a NaN.
     has_waited: sampling had to wait for the tokens of the step before.
     failures: rows whose requests cannot go on; their tokens count for nothing.
-    candidates: of the rows that are beams, and sample: what is to be chosen from. Their sampled tokens count for
-        nothing, and the scheduler says by ``new_rows`` how they go on.
-    step_ends_s: where rows decoded several times over, when each of these steps ended, if the runner knows.
+    candidates: what the beams that sample are chosen from. The sampled tokens of these rows count for nothing, and the
+        scheduler says by ``new_rows`` how they go on.
+    step_ends_s: where rows decoded several times, when each of these steps ended, if the runner knows.
     """
 
     sampled_token_ids: IntArray
@@ -171,16 +173,16 @@ class PendingStep(Protocol):
     """A step that was launched."""
 
     def result(self) -> ModelRunnerOutput:
-        """Wait until the step is done: then its KV is in the cache, where a peer may read it. To be called once."""
+        """Wait until the step is done; from then on its KV is in the cache, where a peer may read it. Call it once."""
 
 
 class FinishedStep(NamedTuple):
-    """A step that was done when it was launched. Implements ``PendingStep``."""
+    """A step that was already done when it was launched. Implements ``PendingStep``."""
 
     output: ModelRunnerOutput
 
     def result(self) -> ModelRunnerOutput:
-        """What it produced."""
+        """The result of the step."""
         return self.output
 
 

@@ -1,6 +1,6 @@
-"""A step's message as the one piece of bytes that travels from a worker to a router. Free of torch.
+"""A step's message as the frame of bytes that travels from a worker to a router. Free of torch.
 
-In MessagePack: deltas as arrays of their fields, everything else by name.
+Encoded in MessagePack: deltas as arrays of their fields, everything else by name.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from engine.contract.tracing.request_timings import RequestTimings
 FRAME_VERSION = 2
 """The first byte of every frame: which fields follow, and what they mean.
 
-1: ``StepMessage`` in MessagePack. Fields that are written by name may be added with a default, and so may fields of the
-message behind all others, which an older reader leaves out; anything else that changes in it is another version.
-2: a delta may have the outputs of a beam search.
+1: ``StepMessage`` in MessagePack. Two changes keep the version: a new field with a default among those written by name,
+and a new last field of the message, which older readers ignore. Any other change needs a new version. 2: a delta may
+have the outputs of a beam search.
 """
 
 
 class FrameError(Exception):
-    """What came cannot be read as a step's message; the text says why."""
+    """A frame cannot be read as a step's message; the text says why."""
 
 
 class _Content(msgspec.Struct, array_like=True, gc=False):
-    """The fields of a ``StepMessage`` behind the version."""
+    """The fields of a ``StepMessage``, which follow the version."""
 
     deltas: tuple[TokenDelta, ...]
     load: LoadReport
@@ -37,7 +37,7 @@ class _Content(msgspec.Struct, array_like=True, gc=False):
 
 
 def pack_step(message: StepMessage) -> bytes:
-    """A message as a frame, in which consecutive deltas of a request are one wherever nothing is lost by that."""
+    """A message as a frame. Consecutive deltas of one request are joined where that loses nothing."""
     timings = tuple([told for told in message.told if isinstance(told, RequestTimings)])
     drafts = tuple([told for told in message.told if isinstance(told, DraftCounts)])
     content = _Content(_compact(message.deltas), message.load, message.cache, timings, drafts)
@@ -45,10 +45,10 @@ def pack_step(message: StepMessage) -> bytes:
 
 
 def unpack_step(frame: object) -> StepMessage:
-    """The message that a frame holds.
+    """The message in a frame.
 
     Raises:
-        FrameError: It is of another version, or no frame.
+        FrameError: It has another version, or is no frame.
     """
     if not isinstance(frame, bytes):
         raise FrameError(f"a step came as {type(frame).__name__}, not as a frame: its worker is of another version")
@@ -64,7 +64,7 @@ def unpack_step(frame: object) -> StepMessage:
 
 
 def _compact(deltas: tuple[TokenDelta, ...]) -> tuple[TokenDelta, ...]:
-    """The deltas of several steps, those of each request joined and in their order; as they are if there is no need."""
+    """The deltas of several steps, joined by request and in order; the same tuple if there is nothing to join."""
     if len({delta.request_id for delta in deltas}) == len(deltas):
         return deltas
     runs: dict[str, list[list[TokenDelta]]] = {}
@@ -78,7 +78,7 @@ def _compact(deltas: tuple[TokenDelta, ...]) -> tuple[TokenDelta, ...]:
 
 
 def _may_follow(earlier: TokenDelta, later: TokenDelta) -> bool:
-    """True when the two say nothing apart that they do not say together."""
+    """True when joining the two deltas loses nothing."""
     return (
         earlier.finish_reason is None
         and earlier.kv_transfer is None
@@ -96,7 +96,7 @@ def _pack_array(value: Any) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def _unpack_array(_: type, value: Any) -> Any:
-    """The array that ``_pack_array`` wrote, not to be changed."""
+    """The array that ``_pack_array`` wrote; read-only."""
     dtype, shape, data = value
     return np.frombuffer(data, dtype=dtype).reshape(shape)
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 
 class TokenIds(Sequence[int]):
-    """Token ids as little-endian int32 bytes, which cost nothing to pickle, to hash, or to view as an array.
+    """Token ids as little-endian int32 bytes, which are cheap to pickle, to hash, and to view as an array.
 
-    A sequence of numbers, equal to any list or tuple of the same ones; never changed.
+    An immutable sequence of integers, equal to any list or tuple of the same integers.
     """
 
     __slots__ = ("data",)
@@ -23,10 +23,10 @@ class TokenIds(Sequence[int]):
 
     @classmethod
     def of(cls, token_ids: Iterable[int]) -> TokenIds:
-        """Pack numbers; what is packed already is returned as it is. Several times faster than numpy's conversion.
+        """Pack integers; what is packed already is returned unchanged. Several times faster than numpy's conversion.
 
         Raises:
-            struct.error: One is no int32.
+            struct.error: One does not fit into int32.
         """
         if isinstance(token_ids, TokenIds):
             return token_ids
@@ -39,7 +39,7 @@ class TokenIds(Sequence[int]):
         return np.frombuffer(self.data, dtype="<i4")
 
     def tolist(self) -> list[int]:
-        """The ids as numbers."""
+        """The ids as a list of integers."""
         numbers: list[int] = self.array.tolist()
         return numbers
 

@@ -1,1 +1,1 @@
-"""What engines and routers read alike in a checkpoint's directory."""
+"""What both engines and routers read from a checkpoint's directory."""

@@ -1,4 +1,4 @@
-"""The end-of-sequence tokens of a model: one rule for routers, which ask for them, and engines, whose grammars end by
+"""The end-of-sequence tokens of a model: one rule for routers, which request them, and engines, whose grammars end with
 them. Free of torch.
 """
 
@@ -13,10 +13,10 @@ from engine.contract.errors import CheckpointError
 
 
 def read_end_tokens(path: Path) -> tuple[int, ...]:
-    """The tokens that end a text by what a checkpoint's files say, each once.
+    """The tokens that end a text according to a checkpoint's files, each once.
 
-    Those of generation_config.json; where it names none, which null does too, those of config.json. The tokenizer's
-    is one in any case, as with vLLM.
+    They are those of generation_config.json or, where it names none (or null), those of config.json. The tokenizer's
+    own is always among them, as in vLLM.
 
     Raises:
         CheckpointError: A file is unreadable or names something else than tokens.
@@ -47,7 +47,7 @@ def _tokenizer_end(path: Path) -> int | None:
 
 
 def _token_id(file: Path, text: str) -> int | None:
-    """The id of a token's text, if there is such a token; read as it stands, which needs no tokenizer to be built."""
+    """The id of the token with this text, if there is one; read from the file, without building a tokenizer."""
     tokenizer = read_json_object_if_there(file)
     for token in tokenizer.get("added_tokens") or ():
         if token.get("content") == text:

@@ -10,7 +10,7 @@ from engine.contract.errors import CheckpointError
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """The content of a JSON file that holds an object.
+    """The content of a JSON file, which must be an object.
 
     Raises:
         CheckpointError: Unreadable, or something else than an object.
@@ -25,5 +25,5 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def read_json_object_if_there(file: Path) -> dict[str, Any]:
-    """As ``read_json_object``; empty where there is no such file."""
+    """Like ``read_json_object``, but an empty dict where there is no such file."""
     return read_json_object(file) if file.is_file() else {}

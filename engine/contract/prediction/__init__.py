@@ -1,1 +1,1 @@
-"""What callers predict of their answers, as workers and routers see it."""
+"""Predicted outputs: what callers predict of their answers, for workers and routers."""

@@ -1,7 +1,7 @@
-"""Where an answer stands in the text that its caller predicted. Free of torch.
+"""Follows an answer along the text that its caller predicted. Free of torch.
 
-Workers draft tokens by it, and routers tell by it what came true of a prediction: so usage is the same wherever an
-answer was made, and however many steps it took.
+Workers use it to draft tokens, and routers to count the predicted tokens that came true. So usage is the same wherever
+an answer was made, and however many steps it took.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
 
 MAX_TAIL: Final = 8
-"""Of the last tokens of an answer so many are looked for, once it has left the prediction."""
+"""How many of the last tokens are looked for, at most, once an answer has left the prediction."""
 
 NEAR: Final = 8
-"""So far behind the place where an answer left the prediction, one token is enough to find it again."""
+"""Within so many tokens behind the place where the answer left the prediction, one matching token is enough."""
 
 LEAST_MATCH: Final = 3
-"""Anywhere else it takes so many: fewer stand everywhere."""
+"""How many matching tokens are needed anywhere else: fewer occur everywhere."""
 
 
 class PredictionFollower:
     """Follows one answer along its prediction, token by token.
 
-    An answer that says something else has left the prediction at a place. From then on its last tokens are looked for:
-    near behind that place one of them is enough, so that a token that was replaced or some that were left out cost
-    little; everywhere in the prediction the longest run of at least ``LEAST_MATCH`` counts.
+    When the answer says something else, it has left the prediction. From then on, its last tokens are looked for in it.
+    Near the place where it left, one token is enough, so that a replaced token or a few missing ones cost little.
+    Everywhere else, the longest match of at least ``LEAST_MATCH`` tokens counts.
 
-    num_tokens: of the answer, so far. num_followed: so many of them in a row were as predicted, up to the last one.
-    num_accepted: tokens of the prediction that the answer said.
+    num_tokens: tokens of the answer so far.
+    num_followed: how many tokens in a row, up to the last one, were as predicted.
+    num_accepted: how many tokens of the prediction the answer contained.
     """
 
     def __init__(self, token_ids: TokenIds) -> None:
@@ -50,11 +51,11 @@ class PredictionFollower:
 
     @property
     def num_rejected(self) -> int:
-        """Tokens of the prediction that the answer did not say, so far."""
+        """Tokens of the prediction that the answer has not contained so far."""
         return len(self._came_true) - self.num_accepted
 
     def expected(self, max_tokens: int) -> IntArray:
-        """At most so many tokens that should come next; none while the answer is somewhere else."""
+        """At most ``max_tokens`` predicted next tokens; none while the answer is off the prediction."""
         return self._predicted[self._place : self._place + max_tokens] if not self._is_lost else self._predicted[:0]
 
     def follow(self, token_ids: Sequence[int]) -> None:
@@ -68,14 +69,14 @@ class PredictionFollower:
                 self._look_for(token_id)
 
     def _accept(self, index: int) -> None:
-        """The answer said this token of the prediction, and stands behind it."""
+        """The answer contains this token of the prediction; go on behind it."""
         self.num_accepted += not self._came_true[index]
         self._came_true[index] = 1
         self._place = index + 1
         self.num_followed += 1
 
     def _look_for(self, token_id: int) -> None:
-        """Go to where the answer is now, if the prediction says that anywhere."""
+        """Find the answer's last tokens in the prediction, and go on from there if they are found."""
         self.num_followed = 0
         found = self._find(np.flatnonzero(self._predicted == token_id))
         self._is_lost = found is None
@@ -83,7 +84,7 @@ class PredictionFollower:
             self._accept(found)
 
     def _find(self, places: LongArray) -> int | None:
-        """The best of the places where the answer's last token stands."""
+        """The best match among the places of the answer's last token."""
         near = places[(places >= self._place) & (places < self._place + NEAR)]
         length = min(places.size, 1)
         while 0 < length < len(self._tail):

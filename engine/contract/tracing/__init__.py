@@ -1,1 +1,1 @@
-"""What passes between routers and engines for the traces of requests."""
+"""What routers and engines tell each other to trace requests."""

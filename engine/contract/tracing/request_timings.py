@@ -1,6 +1,6 @@
-"""What a worker tells of a request's way to its first token there, and what a request says of who traces it.
+"""What a worker reports about a request up to its first token there, and how a request says that it is traced.
 
-Times are in seconds after the request came to the engine, by the engine's own clock. Free of torch.
+Times are seconds since the request came to the engine, by the engine's own clock. Free of torch.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_STEPS = 32
-"""So many of a prompt's steps are told one by one; those behind are told as one with the last of them."""
+"""So many of a prompt's steps are reported; later ones are merged into the last entry."""
 
 MAX_LOADS = 8
-"""So many of a request's loads are told, the first ones: only one whose KV is lost over and over has more."""
+"""So many of a request's loads are reported, the first ones: more happen only if its KV is lost over and over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceContext:
-    """A request that brings this is traced: the engine tells its ``RequestTimings``.
+    """A request with this is traced: the engine reports its ``RequestTimings``.
 
-    ``traceparent`` and ``tracestate`` are W3C's headers of the span in which a worker's own spans lie; empty where no
-    spans are wanted.
+    ``traceparent`` and ``tracestate`` are the W3C headers of the span that contains the worker's own spans; empty where
+    no spans are wanted.
     """
 
     traceparent: str = ""
@@ -28,7 +28,7 @@ class TraceContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTiming:
-    """A step that computed known tokens of the request, or ``num_steps`` of them that followed each other."""
+    """A step that computed known tokens of the request, or ``num_steps`` consecutive ones of them."""
 
     start_s: float
     duration_s: float
@@ -38,10 +38,10 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTiming:
-    """KV that was read for the request, as the connector of the engine that read it saw it.
+    """KV that was read for the request, as seen by the connector of the engine that read it.
 
-    ``num_bytes`` are those that came, also of blocks that had come before the load was ordered, while the prompt was
-    computed. ``source`` is the engine that they were read from; empty where it was a tier.
+    ``num_bytes`` are the bytes that came, also those of blocks read early, before the load was ordered. ``source`` is
+    the engine that they were read from; empty for a tier.
     """
 
     start_s: float
@@ -54,7 +54,7 @@ class LoadTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimings:
-    """Told once, with the request's first token on an engine, which came after ``first_token_s``."""
+    """Sent once, with the request's first token on an engine, which came after ``first_token_s``."""
 
     request_id: str
     first_token_s: float
