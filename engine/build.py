@@ -1,4 +1,4 @@
-"""Builds an engine from its settings; the one place where scheduler, executor and connector meet."""
+"""Builds an engine from its settings; the only place where scheduler, executor and connector meet."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from kv_transfer.connector import Connector, ConnectorBuilder
 from kv_transfer.params import PeerIdentity
 
 ProgressCallback = Callable[[int, int], None]
-"""Called while weights load, with bytes done and bytes in all."""
+"""Called while weights load, with the bytes loaded so far and the total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltEngine:
-    """An engine that can step, with its parts at hand; closing ``core`` closes them all."""
+    """An engine that is ready to step, and its parts; closing ``core`` closes them all."""
 
     core: EngineCore
     facts: EngineFacts
@@ -37,7 +37,7 @@ class BuiltEngine:
     drafting: Drafting | None = None
 
     def share_cores(self, threads: StepThreads) -> None:
-        """Let ``threads`` choose the threads of every step from now on; the engine closes it."""
+        """Let ``threads`` choose the threads of every step from now on; the engine closes it when it closes."""
         self.core.share_cores(threads)
         self.executor.follow_threads(threads)
 
@@ -49,10 +49,10 @@ def build_engine(
     progress: ProgressCallback | None = None,
     drafting: Drafting | None = None,
 ) -> BuiltEngine:
-    """Load the model, size the cache, and join scheduler, executor and connector.
+    """Load the model, size the cache, and connect scheduler, executor and connector.
 
-    ``drafting`` takes the place of what ``config.speculative`` asks for: steps verify draft tokens, and the same
-    tokens come in fewer of them.
+    ``drafting`` replaces what ``config.speculative`` asks for: steps verify draft tokens, and the same tokens come in
+    fewer steps.
 
     Raises:
         CheckpointError: The directory cannot be loaded.
@@ -60,7 +60,7 @@ def build_engine(
     """
     draft_engine = DraftEngine.of(config) if drafting is None else None
     grammars = grammar_store(config.model)
-    # Before the model itself, whose KV cache may take what memory is left.
+    # Loaded before the model itself, whose KV cache may take all memory that is left.
     draft_model = load_draft_model(draft_engine, grammars) if draft_engine is not None else None
     drafting = with_predictions(drafting or make_drafting(config.speculative, model=draft_model), config.speculative)
     max_samples = drafting.most_samples(config.scheduler.max_num_seqs)
@@ -126,7 +126,7 @@ def worker_info(
     transport: str = "",
     max_num_seqs: int = 0,
 ) -> WorkerInfo:
-    """The constants of a worker around an engine in this process."""
+    """The constants of the worker whose engine runs in this process."""
     return WorkerInfo(
         role=role,
         engine_id=identity.engine_id,

@@ -1,1 +1,1 @@
-"""Guessing the tokens that come next, so that one step can verify several."""
+"""Proposers of draft tokens: they guess the next tokens, so that one step can verify several."""

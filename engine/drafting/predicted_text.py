@@ -1,4 +1,4 @@
-"""Drafts out of what callers predict of their answers."""
+"""Draft tokens from what callers predict of their answers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from engine.drafting.prompt_lookup import NO_DRAFT
 from engine.drafting.proposer import Draft, DraftContext, Proposer
 
 MAX_PREDICTED_TOKENS: Final = 32
-"""With ``auto``: what a caller predicts is right for longer than what is guessed."""
+"""The most drafts with ``auto``: a caller's prediction stays right for longer than a proposer's guess."""
 
 FIRST_EVIDENCE: Final = 32
-"""Behind the evidence of any other proposer: a prediction is judged by itself."""
+"""Evidence class of predictions, above that of all other proposers: their acceptance is kept apart."""
 
 
 class PredictedText:
-    """Implements ``Proposer`` for requests that come with a prediction; all others are left to ``others``.
+    """Implements ``Proposer`` for requests that come with a prediction; ``others`` propose for all other requests.
 
-    While an answer is somewhere else than its prediction, ``others`` are asked for it, too. Where an answer stands is
-    kept by its request.
+    While an answer is off its prediction, ``others`` propose for it, too. The request itself keeps its place in the
+    prediction.
     """
 
     def __init__(self, others: Proposer | None = None) -> None:

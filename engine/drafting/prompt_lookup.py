@@ -1,4 +1,4 @@
-"""Drafts out of a request's own tokens: what followed the last time that the same tokens stood there."""
+"""Draft tokens from a request's own tokens: what followed the last time that the same tokens occurred in it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NO_TOKENS: IntArray = np.empty(0, np.int32)
 
 
 class Match(NamedTuple):
-    """The last ``length`` tokens stood somewhere before, and ``token_ids`` came after them there."""
+    """The last ``length`` tokens occurred before, followed by ``token_ids``."""
 
     length: int
     token_ids: IntArray
 
     @property
     def draft(self) -> Draft:
-        """As a proposal; each doubling of the length is evidence of its own."""
+        """The match as a draft; each doubling of the length is an evidence class of its own."""
         return Draft(self.token_ids, self.length.bit_length())
 
 
@@ -36,7 +36,7 @@ class PromptLookup:
     """
 
     def __init__(self, *, min_match: int = 2, max_match: int = 16) -> None:
-        """Between ``min_match`` and ``max_match`` of the last tokens must be found again; more are preferred."""
+        """From ``min_match`` to ``max_match`` of the last tokens must be found again; more are preferred."""
         self._min_match = min_match
         self._max_match = max_match
 
@@ -50,10 +50,10 @@ class PromptLookup:
 
 
 def longest_match(token_ids: IntArray, *, max_match: int, max_tokens: int) -> Match:
-    """Find the most of the last tokens, up to ``max_match``, that stood there before; of several places the latest.
+    """Find the longest earlier occurrence of the last tokens, up to ``max_match`` of them; of several, the latest.
 
-    Where the place is so near the end that fewer than ``max_tokens`` tokens follow, the tokens repeat themselves, and
-    are taken to go on doing so.
+    If it is so close to the end that fewer than ``max_tokens`` tokens follow, the tokens repeat themselves, and the
+    repetition is assumed to go on.
     """
     num_tokens = token_ids.size
     last = num_tokens - 1

@@ -1,4 +1,4 @@
-"""What proposes draft tokens, as the scheduler asks for it. Free of torch."""
+"""The Protocols of proposers of draft tokens, as the scheduler asks them. Free of torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from engine.contract.step import IntArray
 class DraftContext(NamedTuple):
     """A request that may have draft tokens in the step that is being put together.
 
-    token_ids: [num_tokens] all its known tokens, prompt and output; a view that holds until ``propose`` returns, not
-        to be written to.
-    max_tokens: as many drafts are of use, at least 1.
-    num_prompt_tokens: the first so many are the prompt, the others were said by the model.
-    salt: requests with different ones must not learn of each other.
-    sampling: how its tokens are drawn.
-    prediction: follows the output along what the caller predicted of it; None where nothing was predicted.
-    grammar: tells which drafts fit the request's grammar; None where it has none.
+    token_ids: [num_tokens] all its known tokens, prompt and output; a read-only view, valid until ``propose`` returns.
+    max_tokens: the most drafts that are of use, at least 1.
+    num_prompt_tokens: how many of the tokens are the prompt; the model generated the others.
+    salt: requests with different salts must not learn from each other.
+    sampling: how its tokens are sampled.
+    prediction: follows the output along the caller's prediction; None without one.
+    grammar: tells which drafts fit the request's grammar; None without one.
     """
 
     request_id: str
@@ -37,10 +36,10 @@ class DraftContext(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """What a proposer says about one request.
+    """A proposal for one request.
 
-    token_ids: guesses of what comes next, none where there is no good one.
-    evidence: 0 or more; drafts with the same number are about as likely to be right, and with a larger one more so.
+    token_ids: guesses of the next tokens; empty where there is no good guess.
+    evidence: 0 or more. Drafts with the same number are about equally likely to be right; a larger number is likelier.
     """
 
     token_ids: Sequence[int] | IntArray
@@ -48,37 +47,37 @@ class Draft(NamedTuple):
 
 
 class Proposer(Protocol):
-    """Guesses what follows the tokens of running requests.
+    """Guesses the next tokens of running requests.
 
-    A guess changes no token of any request, only how many steps it takes: wrong ones cost the positions that were
-    computed for them. It is asked in every step, on the thread that schedules.
+    A guess changes no token of any request, only how many steps it takes; a wrong guess costs the positions computed
+    for it. A proposer is asked in every step, on the thread that schedules.
     """
 
     def propose(self, contexts: Sequence[DraftContext]) -> Sequence[Draft]:
-        """Draft tokens for each of these requests, in order: at most its ``max_tokens``."""
+        """Drafts for each of these requests, in order, each with at most its ``max_tokens``."""
 
 
 class ModelProposer(Proposer, Protocol):
-    """One whose drafts take time: it is asked for as many as are to be verified, and only where nobody else has any.
+    """A proposer whose drafts take time: asked only for drafts to be verified, where no other proposer has any.
 
-    It holds something of each request.
+    It keeps state for each request.
     """
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """These requests have ended; each is told once."""
+        """Drop the state of requests that have ended; called once for each."""
 
     def close(self) -> None:
-        """Free what it computes with. Idempotent."""
+        """Free the model and its memory. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafting:
-    """Who proposes, and how many draft tokens a request may have in one step.
+    """Which proposers are asked, and how many draft tokens a request may have in one step.
 
-    model: is asked where ``proposer`` has no drafts.
-    max_predicted_tokens: the same for a request whose caller predicted its output; 0: as many.
-    serves_all: False where it proposes for such requests alone.
-    is_adaptive: only as many as are measured to pay, and none where they do not.
+    model: asked where ``proposer`` has no drafts.
+    max_predicted_tokens: the most drafts for a request whose caller predicted its output; 0: as many as for others.
+    serves_all: False where drafts are proposed only for such requests.
+    is_adaptive: use only as many drafts as are measured to pay, and none where they do not.
     """
 
     proposer: Proposer
@@ -89,10 +88,10 @@ class Drafting:
     is_adaptive: bool = False
 
     def most_samples(self, max_num_seqs: int) -> int:
-        """Samples of a step at most, where so many requests may run.
+        """The most samples of a step with up to ``max_num_seqs`` requests.
 
-        Drafts of predictions alone get those that the requests leave, and as many as one request may have: nothing
-        needs much more memory than without them.
+        Where only predictions are drafted, they get the samples that requests leave, and as many as one request may
+        have: nothing needs much more memory than without drafts.
         """
         return max_num_seqs * (1 + self.max_draft_tokens) if self.serves_all else max_num_seqs + self.max_draft_tokens
 

@@ -1,4 +1,4 @@
-"""Who proposes draft tokens, by the name in the configuration."""
+"""Makes the proposer of draft tokens that the configuration names."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from engine.drafting.proposer import Drafting, ModelProposer, Proposer
 from engine.drafting.suffix_lookup import SuffixLookup
 
 MAX_AUTO_TOKENS: Final = 8
-"""More drafts than that are seldom all right."""
+"""The most drafts with ``auto``: more are seldom all right."""
 
 
 def make_drafting(config: SpeculativeConfig, *, model: ModelProposer | None = None) -> Drafting | None:
-    """The proposer that was asked for, with the draft model where it is one; None where nobody proposes."""
+    """The proposer that was asked for, with the draft model if there is one; None where nothing proposes."""
     proposer = _proposer(config) if model is None else PredictedText()
     if proposer is None:
         return None
@@ -29,12 +29,12 @@ def make_drafting(config: SpeculativeConfig, *, model: ModelProposer | None = No
 
 
 def most_draft_tokens(config: SpeculativeConfig) -> int:
-    """Drafts of a request in a step, but for those of a prediction."""
+    """The most drafts of a request in a step, apart from those of a prediction."""
     return MAX_AUTO_TOKENS if config.num_tokens == "auto" else config.num_tokens
 
 
 def with_predictions(drafting: Drafting | None, config: SpeculativeConfig) -> Drafting:
-    """The same, where requests may also bring predictions of their outputs, which draft for them alone."""
+    """The same drafting, where requests may also bring predictions of their outputs, which serve as drafts for them."""
     most = MAX_PREDICTED_TOKENS if config.num_tokens == "auto" else config.num_tokens
     if drafting is None:
         return Drafting(

@@ -1,4 +1,4 @@
-"""Drafts out of what this engine said before: where the longest run of a request's last tokens stood already."""
+"""Draft tokens from this engine's earlier answers: what followed the longest match of a request's last tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from engine.drafting.prompt_lookup import NO_DRAFT, NO_MATCH, Match, longest_mat
 from engine.drafting.proposer import Draft, DraftContext
 
 KEY_TOKENS = 3
-"""Answers are found by so many tokens; fewer stand everywhere."""
+"""Answers are indexed by so many tokens; shorter sequences occur everywhere."""
 
 MAX_PLACES = 8
-"""Of one key, the latest are kept."""
+"""How many places are kept of each key, the latest ones."""
 
 Key = tuple[str | None, int, int, int]
 
@@ -29,11 +29,11 @@ class _Answer:
 
 
 class SuffixLookup:
-    """Implements ``Proposer`` for answers that resemble others, agents' loops and retries above all.
+    """Implements ``Proposer`` for answers that resemble others, above all agents' loops and retries.
 
-    It looks in the request's own tokens and in the answers of all requests with the same cache salt, those that still
-    run included, and takes the place where the longest run of last tokens stood. A longer run makes more drafts: as
-    many as were found again. The answers seen last are kept, ``max_kept_tokens`` in all.
+    It searches the request's own tokens and the answers of all requests with the same cache salt, running ones
+    included, for the longest match of the request's last tokens. A longer match makes more drafts: as many as tokens
+    matched. The answers seen last are kept, ``max_kept_tokens`` in all.
 
     Source: the idea is that of SuffixDecoding, Oliaro et al. 2024; an index by three tokens takes the tree's place.
     """
@@ -67,7 +67,7 @@ class SuffixLookup:
         return match.draft._replace(token_ids=match.token_ids[: match.length])
 
     def _learn(self, context: DraftContext) -> None:
-        """Keep what the request has said since it was seen last."""
+        """Keep the tokens that the request has generated since it was last seen."""
         name = context.salt, context.request_id
         answer = self._answers.setdefault(name, _Answer(context.salt))
         self._answers.move_to_end(name)
@@ -94,7 +94,7 @@ class SuffixLookup:
                     self._places.pop(key, None)
 
     def _match_answers(self, context: DraftContext) -> Match:
-        """The longest run in another request's answer; of several the latest."""
+        """The longest match in another request's answer; of several, the latest."""
         tail = context.token_ids[-self._max_match :].tolist()
         if len(tail) < KEY_TOKENS:
             return NO_MATCH
@@ -113,12 +113,12 @@ class SuffixLookup:
 
 
 def _key(salt: str | None, token_ids: Sequence[int], stop: int) -> Key:
-    """By what the place before ``stop`` is found."""
+    """The key of the place before ``stop``."""
     return salt, token_ids[stop - 3], token_ids[stop - 2], token_ids[stop - 1]
 
 
 def _common_suffix(token_ids: Sequence[int], stop: int, tail: Sequence[int]) -> int:
-    """How many tokens before ``stop`` are also the last ones of ``tail``."""
+    """How many tokens before ``stop`` equal the last ones of ``tail``."""
     length, most = 0, min(stop, len(tail))
     while length < most and token_ids[stop - 1 - length] == tail[-1 - length]:
         length += 1
