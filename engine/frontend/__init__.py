@@ -1,1 +1,1 @@
-"""An engine as its callers see it: steps in a thread, and streams of tokens."""
+"""An engine as its callers see it: the thread that steps it, and streams of tokens."""

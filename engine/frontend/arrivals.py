@@ -1,7 +1,7 @@
-"""Requests that came while a step runs: the engine learns of them when that has ended, and routers before.
+"""Requests that arrive while a step runs. The engine adds them when the step ends; routers hear of them before.
 
-A step with a long prompt takes as long as tens of requests need to come. Who sent one knows that it is there; the other
-routers would go by what the last report said, and all send theirs to the worker that had least to do then.
+During a step with a long prompt, tens of requests may arrive. The router that sent a request knows of it. The other
+routers would rely on the last report, and all send their requests to the worker that was least busy then.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from engine.contract.messages import GenerateRequest, LoadReport, TokenDelta
 
 
 class Waiting(NamedTuple):
-    """Requests, and the tokens of their prompts."""
+    """A number of requests, and the sum of their prompt tokens."""
 
     num_requests: int = 0
     num_prompt_tokens: int = 0
 
     def plus(self, other: Waiting, times: int = 1) -> Waiting:
-        """Both together."""
+        """The sum of both."""
         return Waiting(
             self.num_requests + times * other.num_requests,
             self.num_prompt_tokens + times * other.num_prompt_tokens,
@@ -31,31 +31,32 @@ NOTHING = Waiting()
 
 
 class Arrivals:
-    """Sums over the requests that no report counts yet. Changed on one event loop; read from any thread."""
+    """Sums over the requests that no report counts yet. Changed only on the event loop; read from any thread."""
 
     def __init__(self) -> None:
         self._coming: Mapping[str, Waiting] = {}
-        """By client, those that the engine has not answered; replaced, never changed."""
+        """By client, the requests that the engine has not answered; the mapping is replaced, never changed."""
         self._added: tuple[LoadReport | None, Waiting] = (None, NOTHING)
-        """Those that it has, and what it reported last before: they count until it reports again."""
+        """Added requests, and the engine's last report before them: they count until the engine reports again."""
 
     def come(self, requests: Sequence[GenerateRequest]) -> None:
-        """These wait for the end of a step."""
+        """Count requests that wait for the end of a step."""
         self._add_coming(requests, 1)
 
     def answered(
         self, requests: Sequence[GenerateRequest], *, added: Sequence[GenerateRequest], before: LoadReport | None
     ) -> None:
-        """Nothing more comes of requests that came; some were ``added``, which the engine reports behind ``before``."""
+        """Stop counting requests as arriving; the ``added`` ones count until the engine's report after ``before``."""
         self._add_coming(requests, -1)
         if added:
             last, waiting = self._added
             self._added = (before, (waiting if last is before else NOTHING).plus(_sum(added)))
 
     def told_to(self, client_id: str, load: LoadReport, *, told: LoadReport) -> LoadReport:
-        """What a client is told of ``load``, the engine's, which ``told`` says with what stands beside it.
+        """The report for one client: ``told``, plus the arrivals that ``load`` does not count yet.
 
-        Its own requests it counts itself until they are answered.
+        ``load`` is the engine's own report, and ``told`` extends it with the front end's facts. A client's own requests
+        that are not answered yet are left out: it counts them itself.
         """
         before, waiting = self._added
         if before is not load:
@@ -79,21 +80,21 @@ class Arrivals:
 
 
 class NewsStream(Protocol):
-    """One client's messages."""
+    """The stream of one client's messages."""
 
     def put(self, deltas: Sequence[TokenDelta]) -> None:
-        """Send a message with these; without any, since the load is news."""
+        """Send a message with these deltas; an empty one is sent too, because the load has changed."""
 
 
 def tell_news(streams: Mapping[str, NewsStream], *, but: Container[str]) -> None:
-    """Tell the load to all clients but those that know, or hear of it anyway."""
+    """Report the load to all clients except those in ``but``, which know it or are told anyway."""
     for client_id, stream in streams.items():
         if client_id not in but:
             stream.put(())
 
 
 def changes_queues(before: LoadReport, after: LoadReport) -> bool:
-    """True when requests came, began, ended or left between two reports."""
+    """True when requests came, began, ended or left between the two reports."""
     return _num_requests(before) != _num_requests(after)
 
 
@@ -102,5 +103,5 @@ def _num_requests(load: LoadReport) -> tuple[int, int, int]:
 
 
 def _sum(requests: Sequence[GenerateRequest]) -> Waiting:
-    """What may have to be computed of their prompts: what is cached here nobody knows yet."""
+    """The most that may have to be computed of their prompts: how much is cached here is not known yet."""
     return Waiting(len(requests), sum(len(item.prompt_token_ids) for item in requests if item.kv_transfer is None))

@@ -1,4 +1,4 @@
-"""An engine as its front ends see it: requests in, one stream of tokens a front end out, and what it says of itself."""
+"""An engine as front ends use it: requests in, one stream of tokens per front end out, and reports on itself."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from kv_transfer.connector import PeerWorkerConnector
 from kv_transfer.params import Hello
 
 REPORT_PERIOD_S = 0.5
-"""How often an idle engine says how it is; `router.report_period_s` in a cluster."""
+"""How often an idle engine reports its load; `router.report_period_s` in a cluster."""
 
 
 class AsyncEngine:
     """Takes requests in batches, and answers on one stream per front end.
 
-    Everything here happens on the event loop that called :meth:`start`, but for the engine itself, which ``build``
-    makes in a thread of its own (:class:`EngineThread`), and what that thread tells: :meth:`on_step`. Several steps
-    that follow each other closely share a message.
+    Everything here happens on the event loop that called :meth:`start`, with two exceptions: the engine itself, which
+    ``build`` makes in a thread of its own (:class:`EngineThread`), and :meth:`on_step`, which that thread calls. Steps
+    in quick succession share a message.
     """
 
     def __init__(
@@ -58,18 +58,18 @@ class AsyncEngine:
         self._load = self._delivered_load = LoadReport()
         self._streams: dict[str, ClientStream] = {}
         self._outboxes: Mapping[str, Outbox] = {}
-        """Replaced, never changed: the engine's thread reads it."""
+        """The mapping is replaced, never changed: the engine's thread reads it."""
         self._requests_of: dict[str, set[str]] = {}
         self._arrivals, self._report = Arrivals(), SelfReport()
         self._is_draining = False
         self.num_peers = 0
-        """How many workers this one has met, for its reports."""
+        """How many workers this one has met; part of its reports."""
         self.leaning = ""
-        """The name of the role whose work it prefers, for its reports."""
+        """The name of the role whose work it prefers; part of its reports."""
         self._delivered = asyncio.Event()
 
     async def start(self) -> None:
-        """Build the engine, and begin to step it.
+        """Build the engine and begin to step it.
 
         Raises:
             Exception: What ``build`` raised.
@@ -77,7 +77,7 @@ class AsyncEngine:
         self._load = self._delivered_load = await self._thread.start()
 
     async def close(self) -> None:
-        """Stop the thread, end what is unfinished with an error, release the connector. Idempotent."""
+        """Stop the thread, end unfinished requests with an error, and release the connector. Idempotent."""
         await self._thread.stop()
         self.on_end()
         await self._thread.release()
@@ -85,10 +85,10 @@ class AsyncEngine:
     # ---- what it says of itself
 
     def check_health(self) -> None:
-        """Do nothing if the engine can serve.
+        """Return if the engine can serve; otherwise raise.
 
         Raises:
-            EngineDeadError: Its thread ended, or was never started; or that of its connector did.
+            EngineDeadError: Its thread ended or was never started, or its connector's thread ended.
             EngineStalledError: It made no step for too long while it had work.
         """
         self._thread.check_health()
@@ -98,7 +98,7 @@ class AsyncEngine:
 
     @property
     def load(self) -> LoadReport:
-        """The engine's load after its last step, and whether that is too long ago. From any thread."""
+        """The engine's load after its last step, and whether it is stalled. From any thread."""
         return self._report.of(
             self._load,
             num_peers=self.num_peers,
@@ -109,12 +109,12 @@ class AsyncEngine:
         )
 
     def _load_for(self, client_id: str) -> LoadReport:
-        """What one client is told, requests included that the engine does not know of yet. From any thread."""
+        """The load as told to one client, with requests that the engine has not added yet. From any thread."""
         return self._arrivals.told_to(client_id, self._load, told=self.load)
 
     @property
     def is_stalled(self) -> bool:
-        """True when no step ended in time though there is work."""
+        """True when there is work but no step has ended in time."""
         return self._thread.is_stalled
 
     @property
@@ -123,7 +123,7 @@ class AsyncEngine:
         return self._thread.core.has_hung_read
 
     async def handshake(self, hello: Hello) -> Hello:
-        """Meet another worker. The connector gets to it between its reads; nothing else waits for that here.
+        """Exchange hellos with another worker. The connector answers between its reads; only this call waits for it.
 
         Raises:
             HandshakeRefusedError: Its protocol version or layout differs from ours.
@@ -138,7 +138,7 @@ class AsyncEngine:
     # ---- requests
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestRefusedError | None]:
-        """Add requests, whose tokens will come on :meth:`outputs` of their client. One answer each, in order.
+        """Add requests. Their tokens come on the :meth:`outputs` of their client. Returns one answer each, in order.
 
         Raises:
             EngineDeadError: The engine ended; nothing was added.
@@ -160,7 +160,7 @@ class AsyncEngine:
     async def _add(
         self, requests: Sequence[GenerateRequest], new: Sequence[GenerateRequest]
     ) -> list[RequestRefusedError | None]:
-        """Add them when the step that runs has ended; meanwhile who did not send them is told of those that are new."""
+        """Add requests when the running step has ended; until then, report the ``new`` ones to all other clients."""
         came_s, added, before = self._clock(), list[GenerateRequest](), self._load
         self._arrivals.come(new)
         if new:
@@ -180,9 +180,9 @@ class AsyncEngine:
     async def outputs(self, client_id: str, *, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:
         """Yield one message a step with all that is new for a client, and one every report period when idle.
 
-        With ``mirrors_cache`` the messages also tell of the prefix cache, from a snapshot on, if the engine records
-        that. A second stream of the same client takes over from the first. Closing the iterator aborts the client's
-        requests: its router is gone.
+        With ``mirrors_cache`` the messages also carry changes of the prefix cache, beginning with a snapshot, if the
+        engine records them. A second stream of the same client replaces the first. Closing the iterator aborts the
+        client's requests: its router is gone.
         """
         self.check_health()
         self._end_stream(client_id)
@@ -205,7 +205,7 @@ class AsyncEngine:
                 self._forget_client(client_id)
 
     async def write_outputs(self, client_id: str, sink: FrameSink, *, mirrors_cache: bool = False) -> None:
-        """Send to ``sink`` what :meth:`outputs` yields, each message as a frame, until the streams end.
+        """Send the messages of :meth:`outputs` to ``sink``, each as a frame, until the streams end.
 
         The engine's thread writes them. Cancelling this aborts the client's requests: its router is gone.
         """
@@ -231,18 +231,19 @@ class AsyncEngine:
             self._thread.post(lambda core: core.forget_client(client_id))
 
     def abort_nowait(self, request_ids: Sequence[str]) -> None:
-        """End requests at the next step boundary; unknown ids are ignored, and so is everything after the end."""
+        """End requests at the next step boundary. Unknown ids are ignored; after the engine's end, all are."""
         if request_ids and not self._thread.has_ended:
             self._thread.post(lambda core: core.abort(request_ids))
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests in any state, leases of finished ones too, and return when that is done; ignores unknown ids."""
+        """End requests in any state, and leases of ended ones; returns when that is done. Ignores unknown ids."""
         await self._thread.call(lambda core: core.abort(request_ids))
 
     async def move_out(self, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
-        """Have requests leave for another engine as soon as they can: each ends with a hand-over, on the stream of its
-        client. Returns when the engine has taken note. Ids of requests that are not here are ignored, and with
-        ``only_waiting`` those of requests that have begun.
+        """Have requests leave for another engine as soon as they can; returns once the engine has the order.
+
+        Each request ends with a hand-over, on the stream of its client. Unknown ids are ignored, and with
+        ``only_waiting`` so are requests that have begun.
         """
         await self._thread.call(lambda core: core.order_out(request_ids, only_waiting=only_waiting))
 
@@ -256,7 +257,7 @@ class AsyncEngine:
         return None
 
     def lean(self, role: Role) -> str:
-        """Prefer a role's work from now on: its steps do, and its reports say so. The role that it preferred before."""
+        """Prefer a role's work from now on, in steps and in reports; returns the role preferred before."""
         self._thread.post(lambda core: core.scheduler.lean(role.prompt_share))
         before, self.leaning = self.leaning, role.name
         return before
@@ -273,11 +274,10 @@ class AsyncEngine:
         self._is_draining = True
 
     async def drain(self, *, moves_out: bool, timeout_s: float) -> bool:
-        """Take no more requests, wait until nothing is left here (no request, no lease of a finished one), and end
-        the streams.
+        """Take no more requests, wait until no request and no lease is left here, then end the streams.
 
-        With ``moves_out`` running requests end at once with a hand-over of what was computed for them, and waiting
-        ones unserved, for another engine to go on; otherwise they run to their end.
+        With ``moves_out`` running requests end at once, with a hand-over of what was computed for them, and waiting
+        ones end unserved, so that another engine can go on. Otherwise requests run to their end.
 
         Returns:
             False when something was left after ``timeout_s``.
@@ -294,14 +294,14 @@ class AsyncEngine:
         return True
 
     async def _become_empty(self) -> None:
-        for _ in range(2):  # the first call ends the admissions, the second comes after the report that knows of them
+        for _ in range(2):  # the first call ends admissions; the second follows a report that counts them
             await self._thread.call(lambda _: None)
         while not self._delivered_load.is_empty:
             self._delivered.clear()
             await self._delivered.wait()
 
     def _end_streams(self) -> None:
-        """Close all streams, whose clients learn that nothing more comes."""
+        """Close all streams; clients learn that nothing more will come."""
         for client_id in (*self._streams, *self._outboxes):
             self._end_stream(client_id)
 
@@ -313,7 +313,7 @@ class AsyncEngine:
     # ---- the prefix cache
 
     def resync_cache(self, client_id: str) -> None:
-        """Let the next message of a client's stream tell of the whole prefix cache."""
+        """Have the next message on a client's stream bring a snapshot of the prefix cache."""
         stream = self._streams.get(client_id)
         if stream is not None and stream.cache is not None:
             stream.cache.needs_snapshot = True
@@ -322,11 +322,11 @@ class AsyncEngine:
             self._thread.post(lambda core: outbox.tell_snapshot(core.cache_snapshot()))
 
     async def reset_prefix_cache(self, *, preempt_running: bool) -> CacheReset | None:
-        """Drop the prefix cache, the host tier included; None where requests hold blocks and may not be preempted."""
+        """Drop the prefix cache and the host tier; None if requests hold blocks and may not be preempted."""
         return await self._thread.call(lambda core: core.reset_prefix_cache(preempt_running=preempt_running))
 
     async def _take_cache_changes(self, cache: CacheFeed | None) -> tuple[CacheChanges, ...]:
-        """What there is to tell of the prefix cache."""
+        """The changes of the prefix cache to send now."""
         if cache is None:
             return ()
         snapshot_of = partial(self._thread.call, EngineCore.cache_snapshot)
@@ -335,8 +335,9 @@ class AsyncEngine:
     # ---- what the thread brings
 
     def on_step(self, core: EngineCore, result: StepResult, load: LoadReport, changes: CacheChanges | None) -> None:
-        """Pass on what a step brought; called by the engine's thread. The event loop is left alone where a step brought
-        nothing but tokens of requests that go on, for routers that this thread writes to."""
+        """Pass on a step's result; called by the engine's thread. The event loop is not woken where the result is only
+        tokens of running requests, for routers to which this thread writes.
+        """
         is_news = load is not self._load or changes is not None or bool(result.special) or bool(result.finished)
         has_news, self._load = changes_queues(self._load, load), load
         by_client, outboxes = result.deltas_by_client(), self._outboxes
@@ -361,7 +362,7 @@ class AsyncEngine:
         changes: CacheChanges | None,
         told: Mapping[str, Sequence[Told]],
     ) -> None:
-        """Take note of a step, and pass on what is for clients that were not written to."""
+        """Take note of a step, and pass on the deltas of clients whose message has not been written yet."""
         has_news, self._delivered_load = changes_queues(self._delivered_load, load), load
         self._delivered.set()
         if has_news:
@@ -381,7 +382,7 @@ class AsyncEngine:
                 stream_of_client.put(deltas, told.get(client_id, ()))
 
     def on_end(self) -> None:
-        """End every unfinished request with an error: this engine will never do it."""
+        """End every unfinished request with an error: this engine will not serve it any more."""
         for client_id, request_ids in list(self._requests_of.items()):
             ends = [dead_delta(request_id) for request_id in request_ids]
             if (outbox := self._outboxes.get(client_id)) is not None:

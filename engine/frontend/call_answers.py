@@ -1,4 +1,4 @@
-"""Does what a router asks over its connection, and says how that went."""
+"""Executes a router's calls over its connection, and answers them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.contract.messages import GenerateRequest, RequestError
 
 
 class CalledEngine(Protocol):
-    """The part of an engine that is called (:class:`AsyncEngine`)."""
+    """The part of an engine that calls reach (:class:`AsyncEngine`)."""
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> Sequence[RequestRefusedError | None]:
         """Add requests; one answer each, in order."""
@@ -20,11 +20,11 @@ class CalledEngine(Protocol):
         """End requests."""
 
     async def move_out(self, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
-        """Have requests leave for another engine, or those of them that wait."""
+        """Have requests leave for another engine; with ``only_waiting``, only waiting ones."""
 
 
 async def answer_call(engine: CalledEngine, frame: bytes) -> bytes:
-    """The answer to one call; it says so if the engine is dead, or if the call cannot be read."""
+    """The answer to one call; a failure if the engine is dead or the call cannot be read."""
     try:
         call = unpack_call(frame)
         if isinstance(call, Submit):

@@ -1,4 +1,4 @@
-"""What waits to be read by one client: all deltas since it last looked, taken at once."""
+"""The buffer of one client's deltas: all since the client's last read, taken at once."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ ENGINE_DEAD = RequestError(code="engine_dead", message="the engine stopped worki
 
 
 MESSAGE_GAP_S = 0.004
-"""Steps that follow each other faster than this share a message: its way costs the router as much as tens of tokens."""
+"""Steps less than this apart share a message: sending one costs the router as much as tens of tokens."""
 
 
 class ClientStream:
     """A buffer between the engine's steps and one reader, on one event loop.
 
-    A reader slower than the engine gets several steps in one take; what waits is bounded by what the client's own
-    requests may generate. ``cache`` is there for a router that mirrors the prefix cache; its changes go with the next
-    message, whenever that is. Between two takes are at least ``min_gap_s``, unless a request's first tokens or its
+    A reader slower than the engine gets several steps in one take. The buffer is bounded by what the client's own
+    requests may generate. ``cache`` is set for a router that mirrors the prefix cache; changes go with the next
+    message, whenever that is. Two takes are at least ``min_gap_s`` apart, unless a request's first tokens or its
     hand-over wait.
     """
 
@@ -39,11 +39,11 @@ class ClientStream:
 
     @property
     def is_closed(self) -> bool:
-        """True when nothing will come any more and everything was taken."""
+        """True when no more will come and everything was taken."""
         return self._is_closed and not self._waiting
 
     def put(self, deltas: Sequence[TokenDelta], told: Sequence[Told] = ()) -> None:
-        """Add deltas in order, and what is told of those requests. No deltas: the load is news."""
+        """Add deltas in order, and reports on their requests; without any, the reader still wakes to tell the load."""
         self._waiting.extend(deltas)
         self._told.extend(told)
         self._has_arrived = True
@@ -52,12 +52,12 @@ class ClientStream:
         self._wake()
 
     def close(self) -> None:
-        """End the stream once what waits was taken."""
+        """End the stream after what waits has been taken."""
         self._is_closed = self._has_arrived = self._is_pressing = True
         self._wake()
 
     async def take(self, *, timeout_s: float | None = None) -> list[TokenDelta]:
-        """Wait until something is there, at most ``timeout_s``, and take it all; empty on timeout or close."""
+        """Wait at most ``timeout_s`` until something has arrived, and take it all; empty on timeout or close."""
         if not self._has_arrived:
             await self._wait(timeout_s, keeps_gap=False)
             if not self._has_arrived:
@@ -70,7 +70,7 @@ class ClientStream:
         return taken
 
     def take_told(self) -> tuple[Told, ...]:
-        """What is told of the requests whose deltas were taken just now."""
+        """The reports on the requests whose deltas were just taken."""
         told, self._told = tuple(self._told), []
         return told
 
@@ -83,9 +83,9 @@ class ClientStream:
         self._taken_at_s = now_s
 
     async def _wait(self, timeout_s: float | None, *, keeps_gap: bool) -> None:
-        """Wait until something arrives, with ``keeps_gap`` something that is pressing, or time is up.
+        """Wait until something arrives, with ``keeps_gap`` something pressing, or until the timeout.
 
-        A message costs one future and one timer here: what asyncio has for it makes several times as many objects.
+        A message costs one future and one timer here; asyncio's own means would create several times as many objects.
         """
         loop = asyncio.get_running_loop()
         self._reader, self._reader_keeps_gap = loop.create_future(), keeps_gap
@@ -108,10 +108,10 @@ def _set_done(future: asyncio.Future[None]) -> None:
 
 
 def is_pressing(delta: TokenDelta) -> bool:
-    """True for what somebody waits for before anything else can happen: first tokens, and where the KV is."""
+    """True for deltas that others wait for before they can go on: first tokens, and hand-overs."""
     return delta.num_cached_tokens is not None or delta.kv_transfer is not None
 
 
 def dead_delta(request_id: str) -> TokenDelta:
-    """The end of a request whose engine died."""
+    """The last delta of a request whose engine died."""
     return TokenDelta(request_id=request_id, token_ids=(), finish_reason=FinishReason.ERROR, error=ENGINE_DEAD)

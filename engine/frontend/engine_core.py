@@ -1,4 +1,4 @@
-"""One engine's step: schedule, run, update. Synchronous, owned by one thread."""
+"""One engine's step: schedule, run, update. Synchronous, and owned by one thread."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 
 class EngineCore:
-    """The scheduler, the executor and the connector's worker half, joined.
+    """Joins the scheduler, the executor and the worker half of the connector.
 
-    With ``runs_ahead`` a step is scheduled and launched before the result of the one before is taken, so that
-    the device computes while this thread schedules: one step stays in flight between the calls of ``step``, unless the
-    scheduler wants to know its tokens first.
+    With ``runs_ahead`` a step is scheduled and launched before the result of the previous one is taken, so the device
+    computes while this thread schedules. One step stays in flight between calls of ``step``, unless the scheduler needs
+    its tokens first.
 
-    ``num_load_changes`` counts what changes the load by more than tokens of running requests: whoever reports it may
-    look whether there is something to report.
+    ``num_load_changes`` counts changes of the load other than more tokens of running requests: if it has not changed,
+    there is little to report.
 
-    ``wake`` is set by the connector's threads whenever there is something to collect, and by whoever adds work from
-    another thread; the owner of the loop waits on it when there is nothing to do.
+    ``wake`` is set by the connector's threads when there is something to collect, and by other threads that add work.
+    The owner of the loop waits for it when there is nothing to do.
 
-    ``on_close`` is called last in ``close``, when nothing touches the KV cache any more. ``clock`` measures steps.
-    ``vocab_size`` bounds the token ids of requests, of which the model could not embed others; None: any will do.
+    ``on_close`` is called last in ``close``, when nothing uses the KV cache any more. ``clock`` measures steps.
+    ``vocab_size`` bounds the token ids of requests, because the model cannot embed others; None: no bound.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class EngineCore:
         self._threads = threads
 
     def add_request(self, request: GenerateRequest, *, waited_s: float = 0.0) -> None:
-        """Accept a request, which has waited for this call for ``waited_s``.
+        """Accept a request that came ``waited_s`` ago.
 
         Raises:
             RequestRefusedError: It can never be served here; nothing was kept.
@@ -83,41 +83,42 @@ class EngineCore:
         self.scheduler.add_request(request, waited_s=waited_s)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests in whatever state they are; unknown ids are ignored and counted."""
+        """End requests in any state; unknown ids are ignored and counted."""
         self.num_load_changes += 1
         for request_id in request_ids:
             self.scheduler.abort(request_id)
 
     def move_out(self) -> int:
-        """End the requests that can go on elsewhere, their KV under leases; returns how many.
+        """End the requests that can go on elsewhere, with their KV under leases; returns how many.
 
-        With a step in flight nobody leaves, and the next ``step`` only takes its result: call it again after that.
+        With a step in flight no request leaves, and the next ``step`` only takes its result: call this again after
+        that.
         """
         self._launches_nothing = bool(self._in_flight)
         self.num_load_changes += 1
         return self.scheduler.move_out()
 
     def order_out(self, request_ids: Iterable[str], *, only_waiting: bool = False) -> None:
-        """Have requests leave for another engine at the next step boundary, their KV under leases.
+        """Have requests leave for another engine at the next step boundary, with their KV under leases.
 
-        One that is loading leaves when it runs; ids of requests that are not here are ignored and counted. With
-        ``only_waiting`` those leave that wait and hold nothing, and no others.
+        A loading request leaves once it runs. Unknown ids are ignored and counted. With ``only_waiting`` only requests
+        leave that wait and hold nothing.
         """
         self.num_load_changes += 1
         self.scheduler.order_out(request_ids, only_waiting=only_waiting)
 
     def forget_client(self, client_id: str) -> None:
-        """A front end is gone: hold nothing for requests that it was still going to send."""
+        """A front end is gone: drop what is held for requests that it announced and has not sent."""
         self.num_load_changes += 1
         self.scheduler.forget_client(client_id)
 
     def reset_prefix_cache(self, *, preempt_running: bool) -> CacheReset | None:
-        """Drop the prefix cache; None where requests hold blocks and may not be preempted for it."""
+        """Drop the prefix cache; None if requests hold blocks and may not be preempted for it."""
         self.num_load_changes += 1
         return self.scheduler.reset_prefix_cache(preempt_running=preempt_running)
 
     def collect(self) -> None:
-        """Take what ended in the connector: loads that arrived or failed, leases that ended."""
+        """Take in the connector's events: loads that arrived or failed, leases that ended."""
         if self.connector is None:
             return
         events = self.connector.collect()
@@ -139,11 +140,11 @@ class EngineCore:
         return self.scheduler.is_stuck()
 
     def has_unfinished(self) -> bool:
-        """True while any request has not ended, or a step has not, though nobody may wait for its tokens any more."""
+        """True while a request is live or a step is in flight, even if no request needs its tokens any more."""
         return bool(self._in_flight) or self.scheduler.has_unfinished()
 
     def step(self) -> StepResult:
-        """Run one step; running ahead, the result is that of the step before."""
+        """Run one step. When running ahead, the result is that of the step before."""
         started = self._clock()
         self.collect()
         self._let_go()
@@ -158,21 +159,21 @@ class EngineCore:
     def begin_step(self) -> bool:
         """Launch a step, whose result :meth:`end_step` takes; False when there is nothing to compute.
 
-        For an owner that does other things meanwhile, though nothing with this engine.
+        For an owner that does other work in between; it must not use this engine meanwhile.
         """
         self.collect()
         self._let_go()
         return self._launch()
 
     def end_step(self) -> StepResult:
-        """The result of the oldest step that was begun, or what ended between steps where none was."""
+        """The result of the oldest step that was begun; if none was, the ends that happened between steps."""
         result = self._take_result() if self._in_flight else self.scheduler.take_finished()
         if result.special or result.finished:
             self.num_load_changes += 1
         return result
 
     def _let_go(self) -> None:
-        """End those that were told to leave. With a step in flight nobody can, so that no other one is launched."""
+        """End requests that were ordered to leave. None can while a step is in flight, so no other step is launched."""
         if self.scheduler.has_departures:
             self._launches_nothing = bool(self._in_flight)
             self.scheduler.let_go()
@@ -206,7 +207,7 @@ class EngineCore:
         self._launches_nothing = self._launches_nothing and bool(self._in_flight)
         step_result = self.scheduler.update(output, result, cores=cores)
         if self._num_ahead and self.connector is not None:
-            # What this step completed is there now: peers need not wait until the step after the next is scheduled.
+            # Peers can read what this step completed now, without waiting until the step after next is scheduled.
             self._execute(self.scheduler.take_orders())
         return step_result
 
@@ -216,14 +217,15 @@ class EngineCore:
             self.connector.execute(orders)
 
     def lend_cores(self) -> None:
-        """Called when there is nothing to compute now, though requests may wait for something."""
+        """To be called when there is nothing to compute now, though requests may wait for something."""
         if self._threads is not None:
             self._threads.rest()
 
     def rest(self) -> None:
-        """Called when there is nothing to do: check that every block is where it is recorded, and count it if not.
+        """To be called when there is nothing to do: check that block tables and pool agree, and count it if they do
+        not.
 
-        Once after each change: a large cache takes milliseconds, in which nobody is served.
+        Done once after each change: with a large cache it takes milliseconds, in which no request is served.
         """
         if self._checked_change == self.num_load_changes:
             return
@@ -235,7 +237,7 @@ class EngineCore:
             logger.exception("blocks are not held by whom the block tables say")
 
     def stats(self) -> EngineStats:
-        """A snapshot of what the scheduler and the connector counted."""
+        """A snapshot of the scheduler's and the connector's counters."""
         transfer = self.connector.stats() if self.connector is not None else TransferStats()
         return EngineStats(
             scheduler=self.scheduler.stats(),
@@ -244,13 +246,13 @@ class EngineCore:
         )
 
     def load_report(self) -> LoadReport:
-        """The snapshot as the message that routers get: gauges as fields, all that is counted by name."""
+        """The snapshot as routers get it: gauges as fields, counters by name."""
         stats = self.stats()
         gauges = {name: getattr(stats.scheduler, name) for name in GAUGES}
         return LoadReport(**gauges, counters=stats.counters(), step_time=self.scheduler.step_time)
 
     def cache_changes(self) -> CacheChanges | None:
-        """What changed in the prefix cache since this was called last."""
+        """What changed in the prefix cache since the last call."""
         changes = self.scheduler.cache_changes_since(self._next_cache_event)
         if changes is not None:
             self._next_cache_event = changes.next_sequence
@@ -261,7 +263,7 @@ class EngineCore:
         return self.scheduler.cache_snapshot()
 
     def close(self) -> None:
-        """Stop the connector's threads, then end what they read from and wrote to. Idempotent."""
+        """Stop the connector's threads, then close what they read and wrote. Idempotent."""
         if self.connector is not None:
             self.connector.close()
         if self._threads is not None:
@@ -271,7 +273,7 @@ class EngineCore:
 
 
 def _check_tokens(request: GenerateRequest, vocab_size: int) -> None:
-    """Refuse what would end the step, and with it the engine: embeddings are read at a token's place.
+    """Refuse token ids that the model lacks: reading their embeddings would end the step, and with it the engine.
 
     Raises:
         UnknownTokenError: The model has no such token.

@@ -1,4 +1,4 @@
-"""The thread that owns an engine: it builds it, steps it, and does to it what others ask for between two steps."""
+"""The thread that owns an engine: it builds and steps it, and runs other threads' commands between steps."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from engine.scheduler.step_result import NOTHING_NEW, StepResult
 logger = logging.getLogger(f"baton.{__name__}")
 
 STEP_TIMEOUT_S = 30.0
-"""How long a step may take unless somebody says otherwise; `health.step_timeout_s` in a cluster."""
+"""The default limit for a step; `health.step_timeout_s` in a cluster."""
 
 T = TypeVar("T")
 Command = Callable[[EngineCore], None]
 
 
 class StepListener(Protocol):
-    """Whoever wants to know what an engine's steps bring."""
+    """Gets the results of an engine's steps."""
 
     def on_step(self, core: EngineCore, result: StepResult, load: LoadReport, changes: CacheChanges | None) -> None:
-        """What a step brought, or a turn of the loop in which nothing was computed; called by the engine's thread."""
+        """A step's result, or that of a turn that computed nothing; called by the engine's thread."""
 
     def on_end(self) -> None:
-        """The engine failed: nothing more comes. Called on the event loop."""
+        """The engine failed, and no more results come. Called on the event loop."""
 
 
 class EngineThread:
     """The only thread that touches an engine.
 
-    It builds the engine, so that whatever belongs to a thread (teams of OpenMP threads, CUDA's current device) belongs
-    to the one that computes. Others hand it functions of the engine (:meth:`call`, :meth:`post`), which it runs in
-    their order between two steps. It tells ``listener`` what each step brought, which must not keep it waiting.
+    It builds the engine, so that everything bound to a thread (OpenMP thread teams, CUDA's current device) is bound to
+    the one that computes. Others give it functions of the engine (:meth:`call`, :meth:`post`), which it runs in order
+    between two steps. It passes each step's result to ``listener``, which must not block.
 
-    An engine whose thread has been in one turn for ``step_timeout_s``, or whose requests have waited so long for
-    nothing that is under way, counts as hanging. ``clock`` measures that; it may stand still while the process gets no
-    processor. Time in which the engine is built does not count.
+    An engine counts as stalled when its thread has been in one turn for ``step_timeout_s``, or when its requests have
+    waited that long with nothing under way that could let them start. ``clock`` measures this; it may stand still while
+    the process gets no CPU time. The time in which the engine is built does not count.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class EngineThread:
         self._failure: BaseException | None = None
         self._progress = Progress(clock)
         self.moves_out = False
-        """Set to end running requests with a hand-over, and waiting ones unserved, at every turn from now on."""
+        """If set, every turn from now on ends running requests with a hand-over, and waiting ones unserved."""
 
     async def start(self) -> LoadReport:
         """Build the engine and begin to step it. Must be called on the event loop that will use the engine.
 
         Returns:
-            Its first load.
+            The engine's first load report.
 
         Raises:
             Exception: What ``build`` raised.
@@ -90,7 +90,7 @@ class EngineThread:
         return await asyncio.wrap_future(built)
 
     async def stop(self) -> None:
-        """End the thread, after what it is in the middle of. Idempotent."""
+        """End the thread after its present turn. Idempotent."""
         self._is_stopping = True
         if self._core is not None:
             self._core.wake.set()
@@ -98,13 +98,13 @@ class EngineThread:
             await asyncio.to_thread(self._thread.join)
 
     async def release(self) -> None:
-        """Close the connector of an engine that was stopped. Idempotent."""
+        """Close the connector of a stopped engine. Idempotent."""
         if self._core is not None:
             await asyncio.to_thread(self._core.close)
 
     @property
     def core(self) -> EngineCore:
-        """The engine, for what may be asked of it from any thread.
+        """The engine, for those of its methods that any thread may call.
 
         Raises:
             EngineDeadError: It was not built.
@@ -120,11 +120,11 @@ class EngineThread:
 
     @property
     def is_stalled(self) -> bool:
-        """True when no step ended for ``step_timeout_s`` though there is work."""
+        """True when there is work but no step has ended for ``step_timeout_s``."""
         return self._progress.busy_s > self._step_timeout_s
 
     def check_health(self) -> None:
-        """Do nothing if the engine can serve.
+        """Return if the engine can serve; otherwise raise.
 
         Raises:
             EngineDeadError: Its thread ended, or was never started.
@@ -138,16 +138,17 @@ class EngineThread:
             raise EngineStalledError(busy_s=self._progress.busy_s, step_timeout_s=self._step_timeout_s)
 
     async def call(self, function: Callable[[EngineCore], T]) -> T:
-        """What ``function`` returns for the engine, once the thread has run it; it is run even if we are cancelled.
+        """Have the thread run ``function`` on the engine, and return its result. It runs even if the caller is
+        cancelled.
 
         Raises:
-            EngineDeadError: It was not taken.
+            EngineDeadError: The thread did not accept it.
             Exception: What ``function`` raised.
         """
         answer: Future[T] = Future()
 
         def command(core: EngineCore) -> None:
-            # Done even if the caller was cancelled: an abort must be, and what a submission added ends with its stream.
+            # Run even if the caller was cancelled: an abort must happen, and submitted requests end with their stream.
             result: T | None = None
             failure: Exception | None = None
             try:
@@ -168,7 +169,7 @@ class EngineThread:
         """Have the thread run ``command``; if it raises, the engine ends.
 
         Raises:
-            EngineDeadError: It was not taken.
+            EngineDeadError: The thread did not accept it.
         """
         with self._lock:
             if self._core is None or self._has_ended:
@@ -213,7 +214,7 @@ class EngineThread:
                 self.to_loop(self._listener.on_end)
 
     def _run_commands(self, core: EngineCore) -> None:
-        """Do what was asked for; a command that raises ends the engine, but none behind it is left unanswered."""
+        """Run the waiting commands. A command that raises ends the engine, but every later one is still answered."""
         with self._lock:
             commands, self._commands = self._commands, []
             self._progress.begin_turn()
@@ -225,7 +226,7 @@ class EngineThread:
                 self._failure = self._failure or error
 
     def _take_turn(self, core: EngineCore, load_feed: LoadFeed) -> None:
-        """Make a step if there is work; else tell the load, and wait for something to do."""
+        """Make a step if there is work; otherwise report the load, and wait for something to do."""
         core.collect()
         if self.moves_out:
             core.move_out()
@@ -243,7 +244,7 @@ class EngineThread:
         core.wake.wait(core.scheduler.idle_timeout_s())
 
     def to_loop(self, function: Callable[..., None], *args: object) -> None:
-        """Have the event loop that called :meth:`start` run a function, soon. For the engine's thread."""
+        """Have the event loop that called :meth:`start` run a function soon. To be called by the engine's thread."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(function, *args)

@@ -1,4 +1,4 @@
-"""What routers have not been told yet of an engine: changes of its prefix cache, and its load."""
+"""What routers have not been told of an engine yet: changes of its prefix cache, and its load."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from engine.contract.messages import CacheChanges, LoadReport
 from engine.frontend.engine_core import EngineCore
 
 MAX_WAITING_BYTES = 1 << 20
-"""A router that is further behind gets everything anew."""
+"""A router with more waiting changes than this gets a snapshot instead."""
 
 
 class CacheFeed:
-    """Changes in order, from a snapshot on. ``needs_snapshot`` says that the next message must begin with one.
+    """Changes of the prefix cache in order, beginning with a snapshot.
 
-    ``snapshot`` is one that was asked for and not told yet.
+    ``needs_snapshot``: the next message must begin with one. ``snapshot`` was requested, and is not sent yet.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class CacheFeed:
         self._num_bytes = 0
 
     def put(self, changes: CacheChanges) -> None:
-        """Add what happened."""
+        """Add changes."""
         self._waiting.append(changes)
         self._num_bytes += len(changes.stored) + len(changes.removed)
         if self._num_bytes > MAX_WAITING_BYTES:
@@ -37,7 +37,7 @@ class CacheFeed:
             self.needs_snapshot = True
 
     def take(self) -> tuple[CacheChanges, ...]:
-        """All that waits."""
+        """Take all waiting changes."""
         taken = tuple(self._waiting)
         self._waiting.clear()
         self._num_bytes = 0
@@ -46,15 +46,15 @@ class CacheFeed:
     async def take_with_snapshot(
         self, ask: Callable[[], Coroutine[Any, Any, CacheChanges]], *, timeout_s: float
     ) -> tuple[CacheChanges, ...]:
-        """All that waits, behind a snapshot where one is needed, which ``ask`` has the engine make.
+        """Take all waiting changes, after a snapshot if one is needed; ``ask`` has the engine make it.
 
-        A snapshot waits for the step that runs, which may take longer than anybody waits for a report: one that is not
-        there after ``timeout_s`` comes with a later message.
+        A snapshot waits for the running step, which may take longer than a report may be late. If it is not there after
+        ``timeout_s``, it comes with a later message.
         """
         if self.snapshot is None:
             if not self.needs_snapshot:
                 return self.take()
-            # What happens from here on is kept: some of it may be in the snapshot already, which does no harm.
+            # Changes from here on are kept; some may be in the snapshot already, which does no harm.
             self.take()
             self.needs_snapshot = False
             self.snapshot = asyncio.create_task(ask())
@@ -69,11 +69,11 @@ class CacheFeed:
 
 
 LOAD_PERIOD_S: Final = 0.1
-"""How old a report may be where running requests have only grown since."""
+"""The greatest age of a report while nothing changes but the tokens of running requests."""
 
 
 class LoadFeed:
-    """The load after each turn of an engine's loop. Asked by the thread that steps the engine."""
+    """The load after each turn of an engine's loop. Used only on the thread that steps the engine."""
 
     def __init__(self, core: EngineCore, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._core = core
@@ -83,7 +83,7 @@ class LoadFeed:
         self._num_changes = core.num_load_changes
 
     def after_step(self) -> LoadReport:
-        """The report, a new one if requests came, started, ended or moved, or if it is ``LOAD_PERIOD_S`` old."""
+        """The report; a new one if requests came, started, ended or moved, or if it is ``LOAD_PERIOD_S`` old."""
         if self._core.num_load_changes == self._num_changes and self._clock() - self.told_at_s < LOAD_PERIOD_S:
             return self._report
         return self.now()
@@ -97,7 +97,7 @@ class LoadFeed:
 
 
 class SelfReport:
-    """An engine's load with what its front end knows besides, made once for as long as neither changes."""
+    """An engine's load together with its front end's own facts; a new report is made only when either changes."""
 
     def __init__(self) -> None:
         self._last: tuple[LoadReport | None, tuple[object, ...], LoadReport] = (None, (), LoadReport())
@@ -112,7 +112,7 @@ class SelfReport:
         is_stalled: bool = False,
         has_hung_read: bool = False,
     ) -> LoadReport:
-        """The load with these."""
+        """The load with these facts."""
         stands = (num_peers, leaning, is_draining, is_stalled, has_hung_read)
         last_load, last_stands, told = self._last
         if last_load is not load or last_stands != stands:

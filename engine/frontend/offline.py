@@ -8,19 +8,19 @@ from engine.contract.messages import GenerateRequest, TokenDelta
 from engine.frontend.engine_core import EngineCore
 
 IDLE_WAIT_S = 30.0
-"""How long a loop waits for a connector's event before it gives up: nothing runs and nothing arrives."""
+"""How long to wait for a connector's event before giving up, when no request runs and none arrives."""
 
 
 class StalledError(Exception):
-    """Requests are unfinished, but nothing can be done and nothing arrived in time."""
+    """Requests are unfinished, but there is nothing to do, and no event arrived in time."""
 
 
 def run_requests(core: EngineCore, requests: Iterable[GenerateRequest]) -> Iterator[TokenDelta]:
-    """Yield every delta of ``requests`` until all ended, step by step.
+    """Yield every delta of ``requests``, step by step, until all have ended.
 
     Raises:
         RequestRefusedError: A request can never be served; those before it stay added.
-        StalledError: Nothing moved for ``IDLE_WAIT_S``.
+        StalledError: Nothing happened for ``IDLE_WAIT_S``.
     """
     for request in requests:
         core.add_request(request)
@@ -29,7 +29,7 @@ def run_requests(core: EngineCore, requests: Iterable[GenerateRequest]) -> Itera
 
 
 def step_or_wait(core: EngineCore) -> list[TokenDelta]:
-    """Run one step if there is work; else wait until the connector reports something."""
+    """Run one step if there is work; otherwise wait until the connector reports something."""
     core.wake.clear()
     core.collect()
     if core.has_work():

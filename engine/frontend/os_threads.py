@@ -1,4 +1,4 @@
-"""Names of threads as the system shows them (`top -H`, /proc), where Linux keeps them. Free of torch."""
+"""Thread names as the system shows them (`top -H`, /proc), on Linux. Free of torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MAX_LENGTH = 15
-"""Of a name, in bytes: the kernel cuts off what is longer."""
+"""The most bytes of a name: the kernel cuts off the rest."""
 
 
 @contextlib.contextmanager
 def os_thread_name(name: str) -> Iterator[None]:
-    """This thread is called so, and so are the threads that it starts meanwhile: they take their starter's name.
+    """Name this thread, and the threads that it starts meanwhile, since they inherit their starter's name.
 
-    So all threads of a team of OpenMP's bear the name of the thread that computes with them. Elsewhere than on Linux
+    So all threads of an OpenMP team have the name of the thread that computes with them. On other systems than Linux
     nothing happens.
     """
     file = Path(f"/proc/self/task/{threading.get_native_id()}/comm")

@@ -1,8 +1,8 @@
-"""What one router is to be told over its connection: written by the engine's own thread, as far as the reader takes it.
+"""The messages to one router over its connection, written by the engine's own thread as far as the reader keeps up.
 
-A message that goes by way of the event loop wakes it once for the step and once to write, beside a thread that computes
-on every core. The engine's thread never waits here: what the reader has not taken waits as tokens, and goes in one
-message when it has.
+A message sent by way of the event loop wakes the loop twice, once for the step and once to write, beside a thread that
+computes on every core. The engine's thread never waits here: while the reader is behind, tokens are kept, and go in one
+message when it has caught up.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ class FrameSink(Protocol):
 
 
 class Outbox:
-    """One client's messages, in the order of the engine's steps. From any thread but where it says otherwise.
+    """One client's messages, in the order of the engine's steps. May be used from any thread, unless a method says
+    otherwise.
 
-    Between two messages are at least ``min_gap_s``, unless a request's first tokens or its hand-over wait; a load that
-    is told by itself (:meth:`report`) waits for nobody. ``cache`` is there for a router that mirrors the prefix cache:
-    its changes go with the next message.
+    Two messages are at least ``min_gap_s`` apart, unless a request's first tokens or its hand-over wait; a load report
+    on its own (:meth:`report`) does not wait. ``cache`` is set for a router that mirrors the prefix cache: changes go
+    with the next message.
     """
 
     def __init__(
@@ -70,13 +71,13 @@ class Outbox:
 
     @property
     def wants_snapshot(self) -> bool:
-        """True when the router knows too little of the prefix cache, and could take a snapshot now."""
+        """True when the router needs a snapshot of the prefix cache, and could take one now."""
         return self.cache is not None and self.cache.needs_snapshot and not self._sink.is_behind
 
     def put(self, deltas: Sequence[TokenDelta], told: Sequence[Told] = ()) -> None:
-        """Send these behind all others: now, or when the gap is over and the reader has taken what is before them.
+        """Send these behind all earlier ones: now, or when the gap has passed and the reader has caught up.
 
-        No deltas: the load is news.
+        An empty put still sends a message: the load has changed.
         """
         with self._lock:
             self._has_news = True
@@ -87,19 +88,19 @@ class Outbox:
                 self._send()
             elif not self._is_due:
                 self._is_due = True
-                with contextlib.suppress(RuntimeError):  # the loop is gone, and nobody reads any more
+                with contextlib.suppress(RuntimeError):  # the loop is closed, and there is no reader left
                     self._loop.call_soon_threadsafe(self._wait_and_flush)
 
     def put_cache(self, changes: CacheChanges) -> None:
-        """Tell of these with the next message."""
+        """Send these changes with the next message."""
         with self._lock:
             if self.cache is not None:
                 self.cache.put(changes)
 
     def tell_snapshot(self, snapshot: CacheChanges) -> None:
-        """Tell of the whole prefix cache, now or when the reader has taken what is before it.
+        """Send a snapshot of the prefix cache; if the reader is behind, a new one must be made later instead.
 
-        What was to be told of it before is void, and so is this if the reader is behind: it is to be made anew then.
+        Either way, changes that waited are dropped: the next snapshot has them.
         """
         with self._lock:
             if self.cache is None:
@@ -110,21 +111,21 @@ class Outbox:
                 self._send(snapshot)
 
     def report(self) -> None:
-        """Tell the load, and whatever waits, unless the reader is behind."""
+        """Send the load, and whatever waits, unless the reader is behind."""
         with self._lock:
             if not self._sink.is_behind:
                 self._send()
 
     def close(self) -> None:
-        """Send what waits; nothing comes after it. Call it on the event loop."""
+        """Send what waits; nothing is sent afterwards. To be called on the event loop."""
         with self._lock:
             if self._waiting:
-                self._send()  # behind what the reader has not taken: this is the last there is
+                self._send()  # even if the reader is behind: this is the last message
         if not self._closed.done():
             self._closed.set_result(None)
 
     async def has_closed(self, *, timeout_s: float) -> bool:
-        """Wait until it was closed, at most ``timeout_s``. On the event loop."""
+        """Wait until it is closed, at most ``timeout_s``; returns whether it is. On the event loop."""
         await asyncio.wait((self._closed,), timeout=timeout_s)
         return self._closed.done()
 
@@ -132,7 +133,7 @@ class Outbox:
         return self._sent_at_s + self._min_gap_s - self._clock()
 
     def _send(self, *snapshot: CacheChanges) -> None:
-        """Send what waits, behind a snapshot of the prefix cache if there is one. The caller holds the lock."""
+        """Send what waits, after a snapshot of the prefix cache if one is given. The caller holds the lock."""
         deltas, self._waiting, self._is_pressing = tuple(self._waiting), [], False
         told, self._told, self._has_news = tuple(self._told), [], False
         self._sent_at_s = self._clock()
@@ -141,7 +142,7 @@ class Outbox:
         self._sink.send(pack_step(message))
 
     def _wait_and_flush(self) -> None:
-        """Come back when there is a chance to send; on the event loop, as what follows."""
+        """Try again when sending may be possible. On the event loop, like the methods below."""
         if self._sink.is_behind:
             self._flushing = self._loop.create_task(self._flush_when_taken())
         else:

@@ -1,4 +1,4 @@
-"""Whether an engine goes on: what a watchdog looks at, since an open port says nothing of the steps behind it."""
+"""Whether an engine makes progress, for a watchdog: an open port says nothing about the steps behind it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 
 class Progress:
-    """Since when the engine's thread has been in the same turn, or has left what it was asked for untouched.
+    """Measures how long the engine's thread has been stuck in one turn, or has left commands unanswered.
 
-    Or since when its requests wait for nothing that is under way, however many turns it makes. Written by the engine's
-    thread and by whoever posts commands; each of the moments has one writer at a time, and reading needs no lock. An
-    idle engine that was asked for nothing makes no progress and owes none.
+    It also measures how long requests have waited with nothing under way that could let them start, however many turns
+    the thread makes. Written by the engine's thread and by threads that post commands. Each time stamp has one writer
+    at a time, so reading needs no lock. An idle engine without commands makes no progress and need not.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,7 +26,7 @@ class Progress:
             self._asked_since_s = self._clock()
 
     def begin_turn(self) -> None:
-        """The thread begins a turn: it takes the commands, and may step."""
+        """The thread begins a turn: it takes the commands, and may make a step."""
         self._turn_since_s = self._clock()
         self._asked_since_s = None
 
@@ -43,9 +43,9 @@ class Progress:
 
     @property
     def busy_s(self) -> float:
-        """Seconds since the turn in progress began, something was asked for in vain, or requests wait for nothing.
+        """Seconds since the present turn began, an unanswered command came, or requests began to wait for nothing.
 
-        0 at rest.
+        0 when idle.
         """
         moments = (self._turn_since_s, self._asked_since_s, self._stuck_since_s)
         since = [moment for moment in moments if moment is not None]

@@ -1,4 +1,4 @@
-"""Whoever follows single requests through an engine: worker spans do (``router.telemetry.worker_spans``)."""
+"""The interface to follow single requests through an engine, as ``router.telemetry.worker_spans`` does."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from engine.contract.tracing.request_timings import RequestTimings
 
 
 class RequestObserver(Protocol):
-    """Called on the engine's event loop, and never for a step that brought nothing but tokens of running requests."""
+    """Called on the engine's event loop, but not for steps that brought only tokens of running requests."""
 
     def came(self, request: GenerateRequest) -> None:
-        """A request was sent here, which may still be refused."""
+        """A request was sent to this engine, which may still refuse it."""
 
     def refused(self, request_id: str) -> None:
-        """It was."""
+        """The engine refused a request."""
 
     def saw(self, timings: Sequence[RequestTimings], deltas: Iterable[Sequence[TokenDelta]]) -> None:
-        """What a step brought that began or ended requests, and perhaps tokens of others: ``timings`` of traced ones
-        that have their first token, and the deltas of each front end.
+        """The result of a step that began or ended requests; it may also hold tokens of others.
+
+        ``timings`` belong to traced requests that have their first token; ``deltas`` are those of each front end.
         """
