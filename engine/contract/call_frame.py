@@ -48,7 +48,7 @@ class Move(msgspec.Struct, tag="move"):
 
 
 class Answer(msgspec.Struct):
-    """The answer to a call: to ``Submit`` one refusal or None a request, in order; to ``Abort`` and ``Move`` nothing.
+    """The answer to a call: to ``Submit`` one refusal or None per request, in order; to ``Abort`` and ``Move`` nothing.
 
     ``failure``: why the worker could not do it; None if it could.
     """

@@ -101,7 +101,7 @@ class SchedulerConfig:
     ask_again_s: how often a connector that does not know yet is asked again.
     max_num_partial_prefills: how many prompts may be computed in part at once, 0 is no limit; at most
         max_long_partial_prefills of them may be long, 0 is no limit.
-    scheduler_delay_factor: hold new prompts back for so many times the last prompt's latency; 0 is off.
+    scheduler_delay_factor: hold new prompts back for this many times the last prompt's latency; 0 is off.
     enable_priority_preemption: a waiting or loaded request may take the place of running ones of lower priority.
     artificial_preemption_probability: preempt without need, at most max_num_artificial_preemptions times.
     max_decode_steps: the most decode steps that are made in one, where all running requests decode and none waits.

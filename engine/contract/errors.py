@@ -93,7 +93,7 @@ class EngineStalledError(EngineDeadError):
 
 
 class ReadHangsError(EngineDeadError):
-    """A read of KV hangs for good, and the worker has not been replaced, as it should have been."""
+    """A read of KV hangs for good, and the worker, which should have left by now, is still here."""
 
     def __init__(self, *, hung_s: float) -> None:
         super().__init__(

@@ -78,7 +78,7 @@ class Executor(StepRunner, Protocol):
 
     @property
     def regions(self) -> tuple[KVRegion, ...]:
-        """The memory regions of the KV cache, one a rank. A connector reads and writes them until ``close``."""
+        """The memory regions of the KV cache, one per rank. A connector reads and writes them until ``close``."""
 
     def follow_threads(self, threads: StepThreads) -> None:
         """From now on, let ``threads`` choose the number of threads again between the layers of a long step."""

@@ -39,7 +39,7 @@ class GrammarFollower(Protocol):
     """Follows one output through its grammar, to tell which draft tokens can come next."""
 
     def num_fitting(self, output: IntArray, guesses: IntArray) -> int:
-        """How many of the guesses, up to the first impossible one, fit behind the output. The output only grows between
+        """How many of the guesses, up to the first impossible one, fit after the output. The output only grows between
         calls.
         """
 

@@ -20,7 +20,7 @@ from engine.versions import across_versions
 from kv_transfer.params import KVStreamParams, KVTransferParams
 
 TOO_MANY_BEAMS: Final = "too_many_beams"
-"""Code of a refusal because the engine has no room for so many beams."""
+"""Code of a refusal because the engine has no room for that many beams."""
 
 EarlyStopping: TypeAlias = bool | Literal["never"]
 
@@ -54,9 +54,9 @@ class SamplingParams(LogitBiasParams, PenaltyParams, BadWordsParams, AllowedToke
         the request samples the same tokens.
     top_k, min_p, top_p: 0 means all tokens; 0 and 1 mean off.
     stop_token_ids, eos_token_ids: end the output and are part of it; the latter not with ``ignore_eos``.
-    min_tokens: neither is sampled before so many output tokens exist. If the rules leave nothing to sample, allowed
+    min_tokens: neither is sampled before this many output tokens exist. If the rules leave nothing to sample, allowed
         tokens take precedence over this rule, and this rule over bad words.
-    num_logprobs: asks for the log-probability of every output token, and of so many most likely ones beside it; None
+    num_logprobs: asks for the log-probability of every output token, and of this many most likely other tokens; None
         asks for nothing.
     num_prompt_logprobs: the same for the prompt.
     grammar: what the output's text must match, in llguidance's form: Lark text, or its JSON.
@@ -312,7 +312,7 @@ class DraftCounts(NamedTuple):
 
 
 Told: TypeAlias = RequestTimings | DraftCounts
-"""What is reported of a request beside its deltas: timings with its first token if traced, and draft counts."""
+"""What is reported of a request besides its deltas: timings with its first token if traced, and draft counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +336,7 @@ class WorkerInfo:
     transport: how its KV travels, in words for people.
     num_threads: how many threads compute on a CPU; 0 where a GPU does.
     thread_speedup: how many times as fast as one thread they are.
-    borrows_cores, num_host_cores: it uses up to so many cores of its host while other workers there are idle. Where
+    borrows_cores, num_host_cores: it uses up to this many cores of its host while other workers there are idle. Where
         workers share a GPU, ``num_host_cores`` is the number of parts.
     shared_gpu: the GPU that it shares with others; each of them has one part.
     max_num_seqs: the most requests that run at a time; 0: it does not say.

@@ -53,7 +53,7 @@ class SchedulerOutput(NamedTuple):
 
     rows: [num_reqs] the rows that compute in this step, in batch order.
     first_positions: [num_reqs] the position of the first token that each row computes; the KV of all positions before
-        it is in the cache. (While damaged blocks are recomputed, valid KV may lie behind the computed range, too.)
+        it is in the cache. (While damaged blocks are recomputed, valid KV may lie after the computed range, too.)
     num_scheduled_tokens: [num_reqs] how many positions each row computes, at least 1, its draft tokens included.
     num_samples: [num_reqs] how many tokens are sampled for each row: 0 while known tokens remain to be computed; 1 if
         the computed range ends at the last known token; 1 + k if k draft tokens follow it. The runner appends the
@@ -68,7 +68,7 @@ class SchedulerOutput(NamedTuple):
         computes.
     copy_sources, copy_targets: [num_copied] blocks whose content is copied to others before the run: a beam goes on in
         a copy of its parent beam's last block. No target is a source.
-    num_decode_steps: if more than 1, every row decodes so many times, each time from the token sampled last. Its
+    num_decode_steps: if more than 1, every row decodes this many times, each time from the token sampled last. Its
         numbers of scheduled tokens and of samples equal this. There are no drafts then.
     is_decode: True when, as far as the scheduler knows, every row computes one token and samples one. It allows a
         faster way to the same result; False is always correct.
@@ -140,7 +140,7 @@ class ModelRunnerOutput(NamedTuple):
 
     A sampled token depends only on its row's seed, its position and the tokens before it. So a row's draft tokens are
     right up to the first one that differs from the token sampled in its place. The row's output is the right drafts and
-    the token sampled after them, the same tokens as without drafts. Tokens sampled behind the first wrong draft count
+    the token sampled after them, the same tokens as without drafts. Tokens sampled after the first wrong draft count
     for nothing, since they follow tokens that are not the row's, and the KV computed there is not valid.
 
     sampled_token_ids: [sum of num_samples] the tokens sampled for each row, one row after the other.

@@ -15,7 +15,7 @@ class StepWork(NamedTuple):
     num_rows: requests that compute one token of their answer, plus draft tokens to verify.
     num_context_tokens: tokens that these requests attend to, summed.
     num_prompt_tokens: prompt tokens computed.
-    num_prompt_reads: tokens that the prompt tokens attend to, summed: x new tokens behind L computed ones read L * x +
+    num_prompt_reads: tokens that the prompt tokens attend to, summed: x new tokens after L computed ones read L * x +
         x * x / 2.
     """
 
@@ -26,7 +26,7 @@ class StepWork(NamedTuple):
 
 
 def prompt_reads(num_tokens: float, *, after: float) -> float:
-    """How many tokens ``num_tokens`` of a prompt read behind ``after`` others: these, and half of their own."""
+    """How many tokens ``num_tokens`` of a prompt read after ``after`` others: these, and half of their own."""
     return num_tokens * (after + num_tokens / 2)
 
 
@@ -41,7 +41,7 @@ bandwidth all cores share.
 
 
 ERRORS_KEPT_CLEAR = 5.0
-"""Steps aim at a time so many mean prediction errors below the promised gap. Nine of ten gaps of a request should keep
+"""Steps aim this many mean prediction errors below the promised gap. Nine of ten gaps of a request should keep
 the promise, and short answers have few gaps: with 3, a fifth of those beside long prompts did not (simulated, two
 workers on two cores).
 """
@@ -111,7 +111,7 @@ class StepTimeModel:
         )
 
     def prompt_tokens_within(self, seconds: float, *, after: float = 0.0) -> float:
-        """The most tokens of a prompt, behind ``after`` computed ones, that lengthen a step by at most ``seconds``."""
+        """The most tokens of a prompt, after ``after`` computed ones, that lengthen a step by at most ``seconds``."""
         if seconds <= 0.0:
             return 0.0
         linear, square = self.prompt_token_s + self.prompt_read_s * after, self.prompt_read_s / 2
@@ -119,7 +119,7 @@ class StepTimeModel:
         return 2.0 * seconds / divisor if divisor else math.inf
 
     def prompt_seconds(self, num_tokens: float, *, after: float = 0.0, chunk: float = 2048.0) -> float:
-        """Predicted time of ``num_tokens`` of a prompt behind ``after`` cached ones, alone, in steps of ``chunk``."""
+        """Predicted time of ``num_tokens`` of a prompt after ``after`` cached ones, alone, in steps of ``chunk``."""
         num_steps = max(-(-num_tokens // chunk), 1.0)
         return (
             self.base_s * num_steps

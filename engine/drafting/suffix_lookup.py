@@ -12,7 +12,7 @@ from engine.drafting.prompt_lookup import NO_DRAFT, NO_MATCH, Match, longest_mat
 from engine.drafting.proposer import Draft, DraftContext
 
 KEY_TOKENS = 3
-"""Answers are indexed by so many tokens; shorter sequences occur everywhere."""
+"""Answers are indexed by this many tokens; shorter sequences occur everywhere."""
 
 MAX_PLACES = 8
 """How many places are kept of each key, the latest ones."""

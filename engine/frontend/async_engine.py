@@ -178,7 +178,7 @@ class AsyncEngine:
         return answers
 
     async def outputs(self, client_id: str, *, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:
-        """Yield one message a step with all that is new for a client, and one every report period when idle.
+        """Yield one message per step with all that is new for a client, and one every report period when idle.
 
         With ``mirrors_cache`` the messages also carry changes of the prefix cache, beginning with a snapshot, if the
         engine records them. A second stream of the same client replaces the first. Closing the iterator aborts the

@@ -1,6 +1,6 @@
 """The messages to one router over its connection, written by the engine's own thread as far as the reader keeps up.
 
-A message sent by way of the event loop wakes the loop twice, once for the step and once to write, beside a thread that
+A message sent by way of the event loop wakes the loop twice, once for the step and once to write, while another thread
 computes on every core. The engine's thread never waits here: while the reader is behind, tokens are kept, and go in one
 message when it has caught up.
 """
@@ -75,7 +75,7 @@ class Outbox:
         return self.cache is not None and self.cache.needs_snapshot and not self._sink.is_behind
 
     def put(self, deltas: Sequence[TokenDelta], told: Sequence[Told] = ()) -> None:
-        """Send these behind all earlier ones: now, or when the gap has passed and the reader has caught up.
+        """Send these after all earlier ones: now, or when the gap has passed and the reader has caught up.
 
         An empty put still sends a message: the load has changed.
         """

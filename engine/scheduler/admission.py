@@ -27,7 +27,7 @@ from engine.scheduler.requests.row_table import RowTable
 from engine.scheduler.step_draft import StepDraft
 
 MAX_PASSED_OVER: Final = 64
-"""How many blocked requests a step looks behind: the cost of a step must not grow with the number of blocked ones."""
+"""How many blocked requests a step looks past: the cost of a step must not grow with the number of blocked ones."""
 
 MAX_ASKED_AGAIN: Final = 16
 """How many undecided requests a step asks about again."""

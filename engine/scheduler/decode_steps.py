@@ -17,7 +17,7 @@ class DecodeSteps:
 
     This happens only where every running request decodes, none waits or loads, and the blocks are there: the next steps
     would be the same. No request decodes past its limit: the one nearest to its limit bounds the number of steps.
-    Tokens behind a stop token are dropped, like those of rejected drafts. One step at a time is made for requests with
+    Tokens after a stop token are dropped, like those of rejected drafts. One step at a time is made for requests with
     a grammar, with more stop tokens than ``RowTable`` compares by array, or with a promised gap between tokens. A
     request that arrives meanwhile waits until all steps are done. Where the runner ``cuts`` such steps short, new
     requests do not wait, and requests with a promised gap may take part.

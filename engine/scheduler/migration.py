@@ -90,7 +90,7 @@ class Migration:
         num_tokens = int(self._table.num_computed[request.row])
         has_kv = num_tokens > 0
         if request.beams is not None:
-            # The search begins anew elsewhere, behind the prompt, which is computed again where a window left it.
+            # The search begins anew elsewhere, after the prompt, which is computed again where a window left it.
             num_tokens = min(num_tokens, request.num_prompt_tokens)
             tables = self._table.block_tables(request.row)
             has_kv = has_kv and has_window(self._table.groups, tables, num_tokens - 1)

@@ -20,7 +20,7 @@ from engine.scheduler.requests.row_table import RowTable
 from engine.scheduler.step_draft import StepDraft
 
 MAX_ASKED: Final = 16
-"""How many undecided requests a step looks behind."""
+"""How many undecided requests a step looks past."""
 
 
 class PriorityPreemption:

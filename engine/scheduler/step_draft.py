@@ -22,9 +22,9 @@ NO_LIMIT: Final = int(np.iinfo(np.int32).max)
 class Batch(NamedTuple):
     """The rows that compute in a step, as aligned arrays.
 
-    ``rows_int32`` are the same rows in the type that the runner gets. ``ends`` are the positions behind each row's last
-    known token in the step; draft tokens may follow. ``epochs`` tell later whether a row still has the same request.
-    ``draft_token_ids`` are the drafts of all rows, ``num_samples - 1`` of each row that samples.
+    ``rows_int32`` are the same rows in the type that the runner gets. ``ends`` are the positions (exclusive) up to
+    which each row computes known tokens; draft tokens may follow. ``epochs`` tell later whether a row still has the
+    same request. ``draft_token_ids`` are the drafts of all rows, ``num_samples - 1`` of each row that samples.
     """
 
     rows: RowArray

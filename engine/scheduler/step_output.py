@@ -129,7 +129,7 @@ class StepOutputProcessor:
         return _part(~is_beam, batch, token_ids, num_accepted)
 
     def _take_in_drafts(self, batch: Batch, num_samples: IntArray, num_appended: IntArray) -> None:
-        """Count the drafts of a step, and give back blocks that only rejected drafts or tokens behind an output's end
+        """Count the drafts of a step, and give back blocks that only rejected drafts or tokens after an output's end
         needed.
         """
         is_drafted = num_samples > 1
@@ -342,7 +342,7 @@ class StepOutputProcessor:
         self._table.publish_goal[request.row] = (request.num_published_blocks + 1) * self._table.block_size
 
     def _publish(self, request: Request, first: int, tables: Sequence[Sequence[int]]) -> None:
-        """Publish a request's blocks from index ``first`` on, one table a group; those outside a window are absent."""
+        """Publish a request's blocks from index ``first``, one table per group; those outside a window are absent."""
         block_size, hashes = self._kv_cache.block_size, request.block_hashes
         stop = first + len(tables[0])
         offered = hashes[first:stop]

@@ -55,7 +55,7 @@ class StepResult(NamedTuple):
         return by_client
 
     def told_by_client(self) -> dict[str, list[Told]]:
-        """What is told to each front end beside deltas; empty in most steps."""
+        """What is told to each front end besides deltas; empty in most steps."""
         by_client: dict[str, list[Told]] = {}
         for client_id, told in self.told:
             by_client.setdefault(client_id, []).append(told)

@@ -21,7 +21,7 @@ MAX_TAIL: Final = 8
 """How many of the last tokens are looked for, at most, once an answer has left the prediction."""
 
 NEAR: Final = 8
-"""Within so many tokens behind the place where the answer left the prediction, one matching token is enough."""
+"""Within this many tokens after the place where the answer left the prediction, one matching token is enough."""
 
 LEAST_MATCH: Final = 3
 """How many matching tokens are needed anywhere else: fewer occur everywhere."""
@@ -69,7 +69,7 @@ class PredictionFollower:
                 self._look_for(token_id)
 
     def _accept(self, index: int) -> None:
-        """The answer contains this token of the prediction; go on behind it."""
+        """The answer contains this token of the prediction; go on after it."""
         self.num_accepted += not self._came_true[index]
         self._came_true[index] = 1
         self._place = index + 1

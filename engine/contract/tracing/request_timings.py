@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_STEPS = 32
-"""So many of a prompt's steps are reported; later ones are merged into the last entry."""
+"""This many of a prompt's steps are reported; later ones are merged into the last entry."""
 
 MAX_LOADS = 8
-"""So many of a request's loads are reported, the first ones: more happen only if its KV is lost over and over."""
+"""This many of a request's loads are reported, the first ones: more happen only if its KV is lost over and over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ class CachedPrefix(NamedTuple):
 
     ``tables`` end with block ``num_blocks``. ``hashes`` are the addresses that were looked up. Where groups have
     windows, the cache may hold more than it can use by itself: ``behind`` are the cached blocks behind the prefix, one
-    table a group, with ABSENT_BLOCK for missing ones.
+    table per group, with ABSENT_BLOCK for missing ones.
     """
 
     num_blocks: int
@@ -25,7 +25,7 @@ class CachedPrefix(NamedTuple):
     behind: Sequence[Sequence[int]] = ()
 
     def addresses(self, num_groups: int) -> Sequence[Sequence[bytes]]:
-        """The addresses of every group's blocks; NO_ADDRESS for cached blocks behind the prefix."""
+        """The addresses of every group's blocks; NO_ADDRESS for cached blocks after the prefix."""
         addresses = group_hashes(self.hashes, num_groups)
         if not self.behind:
             return addresses
@@ -40,7 +40,7 @@ class CachedPrefix(NamedTuple):
 class BlockNeed(NamedTuple):
     """Blocks that a request needs: ``cached`` ones to hold, by group, and in each group ``num_fresh`` ones to allocate.
 
-    Fresh blocks go into the gaps of the cached ones, and behind them. A gap is an absent entry of ``cached``; ``gaps``
+    Fresh blocks go into the gaps of the cached ones, and after them. A gap is an absent entry of ``cached``; ``gaps``
     has the indices of the gaps of each group.
     """
 
@@ -54,7 +54,7 @@ class BlockNeed(NamedTuple):
         return sum(self.num_fresh)
 
     def filled(self, fresh: BlockTables) -> BlockTables:
-        """The request's block tables, once ``fresh`` blocks are put into the gaps and behind."""
+        """The request's block tables, with ``fresh`` blocks in the gaps and after the cached ones."""
         if not self.gaps:
             return [table + more for table, more in zip(self.cached, fresh, strict=True)]
         tables: BlockTables = []
@@ -98,7 +98,7 @@ class BlockNeeds:
     ) -> BlockNeed:
         """What a request of ``num_tokens`` known tokens needs to begin computing at position ``start``.
 
-        ``start`` lies at or behind the end of the cached prefix. Blocks in between are loaded, except those that are
+        ``start`` lies at or after the end of the cached prefix. Blocks in between are loaded, except those that are
         cached ``behind`` the prefix.
         """
         end = self.groups.num_blocks_for(num_tokens)
@@ -136,7 +136,7 @@ class BlockNeeds:
 
 
 def _extended(need: BlockNeed, behind: Sequence[Sequence[int]], num_local_blocks: int, end: int) -> BlockNeed:
-    """A need that uses cached blocks behind the prefix, up to block ``end`` (exclusive), in place of fresh ones."""
+    """A need that uses cached blocks after the prefix, up to block ``end`` (exclusive), in place of fresh ones."""
     cached: BlockTables = []
     gaps: BlockTables = []
     num_fresh: list[int] = []

@@ -19,7 +19,7 @@ from kv_transfer.cache_groups import ABSENT_BLOCK, BlockTables, CacheGroups, hel
 from kv_transfer.protocols import EvictionTier
 
 LIFETIME_SAMPLE = 64
-"""One in so many blocks is sampled for its lifetime: the time from its publication to its eviction."""
+"""One in this many blocks is sampled for its lifetime: the time from its publication to its eviction."""
 
 
 @dataclass(slots=True)
@@ -114,12 +114,12 @@ class KVCacheManager:
         return CachedPrefix(num_blocks, tables, hashes, behind)
 
     def _behind(self, hashes: Sequence[BlockHash]) -> BlockTables:
-        """The blocks with these contents, one table a group, ABSENT_BLOCK for those that are not cached."""
+        """The blocks with these contents, one table per group, ABSENT_BLOCK for those that are not cached."""
         columns = zip(*map(self.find_column, hashes), strict=True) if hashes else [()] * self.groups.num_groups
         return [[ABSENT_BLOCK if block_id is None else block_id for block_id in column] for column in columns]
 
     def find_column(self, block_hash: BlockHash) -> list[int | None]:
-        """The published blocks with this content, one a group; None where there is none."""
+        """The published blocks with this content, one per group; None where there is none."""
         return [self._index.block_of(group_hash(block_hash, group)) for group in range(self.groups.num_groups)]
 
     def published(self) -> Iterator[BlockHash]:

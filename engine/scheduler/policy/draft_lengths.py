@@ -26,16 +26,16 @@ FIRST_ACCEPTANCE = 0.8
 """Assumed before any draft was verified. Trying corrects a value that is too high, but not one that is too low."""
 
 NUM_TIMES = 5
-"""The time of a step size is the median of so many steps, so that an interrupted step does not count."""
+"""The time of a step size is the median of this many steps, so that an interrupted step does not count."""
 
 CLOCK_TICK_S = 1e-9
 """The least time that a step counts as, whatever the clock says."""
 
 ROWS_PER_REST_STEP = 2
-"""When drafts do not pay, nothing is proposed for one step per so many requests."""
+"""When drafts do not pay, nothing is proposed for one step per this many requests."""
 
 STEPS_BEFORE_PROBE = 64
-"""After so many steps without drafts, some are verified although they are not expected to pay."""
+"""After this many steps without drafts, some are verified although they are not expected to pay."""
 
 PROBE_SHARE = 0.02
 """The most time that a probe may add, as a share of the time since the last probe."""
@@ -55,7 +55,7 @@ class Acceptance:
         self._of_request: OrderedDict[tuple[str, int], list[float]] = OrderedDict()
 
     def note(self, key: tuple[str, int], *, num_drafts: int, num_accepted: int) -> None:
-        """Take in how many drafts of one step were right; drafts behind the first wrong one say nothing."""
+        """Take in how many drafts of one step were right; drafts after the first wrong one say nothing."""
         own = self._of_request.setdefault(key, [0.0, 0.0])
         self._of_request.move_to_end(key)
         if len(self._of_request) > MAX_NUM_KNOWN:
@@ -112,7 +112,7 @@ class DraftLengths:
     """Chooses the number of drafts with the highest expected output per second; none where no number pays.
 
     The likeliest drafts are chosen first. A request's next draft is right with the chance that its drafts had lately,
-    the one behind it with that chance squared, and so on. While no drafts pay, some are verified from time to time to
+    the one after it with that chance squared, and so on. While no drafts pay, some are verified from time to time to
     notice a change. With many requests nothing is proposed for a while, because proposing takes time too.
     """
 

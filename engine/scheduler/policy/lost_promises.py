@@ -10,7 +10,7 @@ from engine.scheduler.remote.prefix_search import PrefixSearch
 from engine.scheduler.requests.request import Request
 
 Pace: TypeAlias = Callable[[float, float], float]
-"""The seconds that a number of prompt tokens takes at the present pace, behind a number of computed ones."""
+"""The seconds that a number of prompt tokens takes at the present pace, when a number of tokens is computed already."""
 
 
 class LostPromises:

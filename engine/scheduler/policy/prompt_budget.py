@@ -1,4 +1,4 @@
-"""How many prompt tokens a step may compute, beside requests with a promised inter-token gap and beside other prompts.
+"""How many prompt tokens a step may compute, alongside requests with a promised inter-token gap and other prompts.
 Free of torch.
 """
 
@@ -111,7 +111,7 @@ class PromptBudget:
         draft.prompt_budget = min(draft.prompt_budget, draft.token_budget - num_rows)
 
     def _pace(self, model: StepTimeModel, decode_s: float, gap_us: int) -> Pace:
-        """The pace of prompts beside streams with a promised gap; without such streams, of prompts alone."""
+        """The pace of prompts alongside streams with a promised gap; without such streams, of prompts alone."""
 
         def seconds(num_tokens: float, after: float) -> float:
             if gap_us == NEVER:

@@ -26,14 +26,14 @@ FloatArray: TypeAlias = NDArray[np.float64]
 Kind: TypeAlias = tuple[int, int, int, int, int]
 
 EARLY_FIT_STEPS: Final = (3, 6, 12, 24)
-"""Prices are fitted after so many steps of a new worker: it is soon known roughly, and then better."""
+"""Prices are fitted after this many steps of a new worker: it is soon known roughly, and then better."""
 
 FIT_PERIOD_S: Final = 1.0
 """Step time between two fits: each new fit changes the load report, which is then written anew for every router."""
 
 MAX_KINDS: Final = 96
 STEPS_OF_KIND: Final = 8
-"""So many steps are kept of each kind, for the ``MAX_KINDS`` kinds seen last."""
+"""This many steps are kept of each kind, for the ``MAX_KINDS`` kinds seen last."""
 
 HALF_LIFE_STEPS: Final = 64.0
 MIN_WEIGHT: Final = 1e-3
@@ -280,8 +280,8 @@ def _kind_of(work: StepWork, cores: float) -> Kind:
 class StepTimer:
     """Measures each step's time, and keeps the model that is fitted to them.
 
-    A step that was scheduled behind another begins when that one returns. Of short steps, the first one after each
-    period is noted, not the one that ends the period: that one is more likely to have been delayed.
+    A step that was scheduled while another was in flight begins when that one returns. Of short steps, the first one
+    after each period is noted, not the one that ends the period: that one is more likely to have been delayed.
     """
 
     def __init__(self, *, clock: Callable[[], float], fit: StepTimeFit | None = None) -> None:

@@ -80,12 +80,12 @@ class Request:
     """One request on this engine, from its arrival to its end.
 
     token_ids: all known tokens, while the request has no row; a running one's are in the row table.
-    block_tables: one block table a KV cache group, while the request is loading or ready.
+    block_tables: one block table per KV cache group, while the request is loading or ready.
     num_computed_tokens, invalid_spans: where computing begins when it gets a row; the spans are damaged ranges before
         that position, in order.
     num_preempted_tokens: how many tokens were computed at its last preemption, while it still waits after that.
     queue_s: its time in the queue; None until it is first admitted.
-    confirmed_blocks: indices of blocks behind an invalid span that a load already published.
+    confirmed_blocks: indices of blocks after an invalid span that a load already published.
     num_passed_by: how many requests were served before it while it was the first prompt in the queue.
     is_deferred: its promise cannot be kept, so others pass it while it waits.
     is_load_lost: a load brought nothing usable, and no other one is begun for it.
@@ -97,8 +97,8 @@ class Request:
     prediction: follows the output along the caller's prediction; None without one, or where this engine produces only
         one token.
     timeline: records steps and loads until the first token; None where the request is not traced.
-    beams: its beam search, if it asks for one. During the search it has ``more_rows`` beside ``row``, and ``token_ids``
-        stays the prompt.
+    beams: its beam search, if it asks for one. During the search it has ``more_rows`` besides ``row``, and
+        ``token_ids`` stays the prompt.
     """
 
     __slots__ = (

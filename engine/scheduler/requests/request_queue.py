@@ -14,10 +14,10 @@ from engine.scheduler.requests.request import Request
 OrderKey: TypeAlias = tuple[float, float, int]
 
 MAX_PASSING: Final = 32
-"""So many requests that bring their KV along may pass the first prompt; then it is served before the next of them."""
+"""This many requests that bring their KV along may pass the first prompt; then it is served before the next of them."""
 
 MAX_DEFERRED_PASSED: Final = 16
-"""So many requests may pass the first deferred one, whose promise cannot be kept any more; then it is served."""
+"""This many requests may pass the first deferred one, whose promise cannot be kept any more; then it is served."""
 
 
 def fcfs_key(request: Request) -> OrderKey:
@@ -63,7 +63,7 @@ class FcfsQueue:
 
     A request that brings its KV along had its turn elsewhere, and its next tokens are expected soon; it needs a row and
     no computing of its prompt. ``MAX_PASSING`` of them pass the first prompt. The next ones wait for this one prompt,
-    and pass the prompt behind it. So prompts never starve, and no request waits for all prompts. Preempted requests
+    and pass the prompt after it. So prompts never starve, and no request waits for all prompts. Preempted requests
     pass all.
     """
 

@@ -138,7 +138,7 @@ def measure(columns, order):
 
 @njit(types.UniTuple(_NUMBER, 4)(_INTS, _INTS, _INTS), **OPTIONS)
 def work_of(counts, num_samples, ends):
-    """Sum up what rows compute: ``counts`` tokens each, the known ones up to ``ends`` and the drafts behind them.
+    """Sum up what rows compute: ``counts`` tokens each, the known ones up to ``ends`` and the drafts after them.
 
     Returns:
         (tokens of rows with one known token, drafts included, tokens that these rows read, tokens of the other rows,

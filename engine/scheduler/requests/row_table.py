@@ -181,7 +181,7 @@ class RowTable:
         return row
 
     def begin_next_span(self, row: int) -> None:
-        """Set a row to compute its first invalid span; when none is left, the positions behind all computed ones."""
+        """Set a row to compute its first invalid span; when none is left, the positions after all computed ones."""
         request = self._running[row]
         if request.invalid_spans:
             span = request.invalid_spans.pop(0)
@@ -228,7 +228,7 @@ class RowTable:
     def fork(self, row: int, num_computed: int, copies: Sequence[int]) -> int:
         """Make another row of the request in ``row``, with the same first tokens and blocks; then call ``go_on_with``.
 
-        The caller must hold the full blocks once more. ``copies``, one a group, replace a last block that
+        The caller must hold the full blocks once more. ``copies``, one per group, replace a last block that
         ``num_computed`` positions do not fill; empty when they fill it.
         """
         request, forked = self._running[row], self._free_rows.pop()
@@ -251,7 +251,7 @@ class RowTable:
         return forked
 
     def go_on_with(self, row: int, num_computed: int, token_ids: Sequence[int]) -> None:
-        """Let a beam go on with known tokens behind its first ``num_computed`` positions; later tokens are dropped."""
+        """Let a beam go on with known tokens after its first ``num_computed`` positions; it computes no further."""
         end = num_computed + len(token_ids)
         self.token_ids[row, num_computed:end] = token_ids
         self.num_computed[row] = num_computed
@@ -271,7 +271,7 @@ class RowTable:
         return tables
 
     def block_tables(self, row: int) -> BlockTables:
-        """The block tables of a row, one a group."""
+        """The block tables of a row, one per group."""
         return [
             table[row, :num_blocks].tolist()
             for table, num_blocks in zip(self.block_table, self.num_blocks[:, row].tolist(), strict=True)
