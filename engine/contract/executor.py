@@ -20,8 +20,8 @@ class EngineFacts:
     max_model_len: the most tokens, prompt and output together, that a request may have.
     eos_token_ids: the tokens that end an output, according to the checkpoint.
     num_threads: how many threads compute on a CPU; 0 where a GPU does.
-    thread_speedup: how many times faster than one of these threads all of them were at a matrix product, when the
-        engine was built.
+    thread_speedup: how many times as fast as one of these threads all of them were at a matrix product, when the engine
+        was built.
     """
 
     layout: KVLayout

@@ -98,7 +98,7 @@ class LogitBiasParams:
 
 @dataclass(frozen=True, kw_only=True)
 class PenaltyParams:
-    """What a request holds becomes less likely, see the processor ``Penalties``."""
+    """Makes tokens that a request holds already less likely; see the processor ``Penalties``."""
 
     __slots__ = ()
 
@@ -125,7 +125,7 @@ class BadWordsParams:
 
 @dataclass(frozen=True, kw_only=True)
 class AllowedTokensParams:
-    """Only ``allowed_token_ids`` may be drawn, where they are given."""
+    """Only ``allowed_token_ids`` may be sampled, if any are given."""
 
     __slots__ = ()
 

@@ -95,17 +95,21 @@ class SamplingParams(LogitBiasParams, PenaltyParams, BadWordsParams, AllowedToke
 class GenerateRequest:
     """One sequence to generate.
 
-    ``output_token_ids`` are tokens generated elsewhere: the prefill worker's first token, or all tokens sent before a
-    move. They count as output, for limits and penalties too, and are not emitted again. ``hand_over`` ends the request
-    after its first new token, with its blocks under a lease (the prefill role). ``kv_transfer`` says where the KV of
-    the prompt can be read from (the decode role). ``kv_stream`` makes this the early notice of a request: its prompt is
-    being computed elsewhere, and its KV can be read meanwhile. A notice gets no answer but a refusal; the request
-    itself follows under the same id, or is aborted. ``client_id`` is the front end that gets the tokens; ``cache_salt``
-    keeps prefixes of different users apart. Lower ``priority`` values are served first. ``arrival_s`` is the router's
-    wall clock, for ordering. ``prediction_token_ids`` are what the caller expects as output; where it is right, the
-    output takes fewer steps. ``max_recomputed_tokens``: if more KV than this could not be loaded, the request ends with
-    the error ``kv_lost`` instead of being computed here; None: it is always computed here. ``promise`` bounds when its
-    tokens should come. ``trace``: the engine reports what it spent its time on.
+    output_token_ids: tokens generated elsewhere: the prefill worker's first token, or all tokens sent before a move.
+        They count as output, for limits and penalties too, and are not emitted again.
+    hand_over: end the request after its first new token, with its blocks under a lease (the prefill role).
+    kv_transfer: where the KV of the prompt can be read from (the decode role).
+    kv_stream: makes this the early notice of a request: its prompt is being computed elsewhere, and its KV can be read
+        meanwhile. A notice gets no answer but a refusal; the request itself follows under the same id, or is aborted.
+    client_id: the front end that gets the tokens.
+    cache_salt: keeps prefixes of different users apart.
+    priority: lower values are served first.
+    arrival_s: the router's wall clock, for ordering.
+    prediction_token_ids: what the caller expects as output; where it is right, the output takes fewer steps.
+    max_recomputed_tokens: if more KV than this could not be loaded, the request ends with the error ``kv_lost`` instead
+        of being computed here; None: it is always computed here.
+    promise: bounds when its tokens should come.
+    trace: the engine reports what it spent its time on.
     """
 
     request_id: str

@@ -12,7 +12,8 @@ MAX_PROMISE_MS = 3_600_000.0
 class Promise:
     """Bounds that scheduling and routing aim at; None promises nothing. A missed promise has no effect on the request.
 
-    ttft_ms: milliseconds until the first token. itl_ms: milliseconds between tokens (inter-token latency).
+    ttft_ms: milliseconds until the first token.
+    itl_ms: milliseconds between tokens (inter-token latency).
     """
 
     ttft_ms: float | None = None

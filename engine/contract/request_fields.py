@@ -35,8 +35,9 @@ ReadValue = Callable[[Any, Vocabulary], Awaitable[Any]]
 class RequestField:
     """How requests give a parameter. Its name in bodies is the name of the field.
 
-    schema: the type of the value in a body, with its limits, as pydantic reads it. read: converts the value; None takes
-    it as it is. in_generation_config: the model's generation_config.json may give the value where a body gives none.
+    schema: the type of the value in a body, with its limits, as pydantic reads it.
+    read: converts the value; None takes it as it is.
+    in_generation_config: the model's generation_config.json may give the value where a body gives none.
     """
 
     schema: Any

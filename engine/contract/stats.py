@@ -28,12 +28,15 @@ class Counters:
     """What the scheduler counts since its start.
 
     Prefix counts are in tokens. Requests that resumed, after a preemption or a load that was given up, are counted
-    apart: they would raise the hit rate. ``num_standoffs`` requests gave up their hand-over because two engines waited
-    for each other. ``num_adopted_blocks`` failed to load, and were computed by another request with the same prompt.
-    ``num_draft_tokens`` were computed to be verified, and ``num_accepted_draft_tokens`` of them became output; of
-    these, ``num_accepted_at_1`` were the first drafts of their requests in a step, and so on. ``sampled_lifetime_s``
-    sums, over ``num_sampled_lifetimes`` evicted blocks, the time since they were published. ``num_dropped_early_loads``
-    gave their blocks back before their request came: it was late, or others lacked blocks.
+    apart: they would raise the hit rate.
+
+    - ``num_standoffs`` requests gave up their hand-over because two engines waited for each other.
+    - ``num_adopted_blocks`` failed to load, and were computed by another request with the same prompt.
+    - ``num_draft_tokens`` were computed to be verified, and ``num_accepted_draft_tokens`` of them became output; of
+      these, ``num_accepted_at_1`` were the first drafts of their requests in a step, and so on.
+    - ``sampled_lifetime_s`` sums, over ``num_sampled_lifetimes`` evicted blocks, the time since they were published.
+    - ``num_dropped_early_loads`` gave their blocks back before their request came: it was late, or others lacked
+      blocks.
     """
 
     num_requests: int = counted()

@@ -16,9 +16,9 @@ from engine.contract.tracing.request_timings import RequestTimings
 FRAME_VERSION = 2
 """The first byte of every frame: which fields follow, and what they mean.
 
-1: ``StepMessage`` in MessagePack. Two changes keep the version: a new field with a default among those written by name,
-and a new last field of the message, which older readers ignore. Any other change needs a new version. 2: a delta may
-have the outputs of a beam search.
+1: ``StepMessage`` in MessagePack. Two additions keep the version, both with a default: a field among those written by
+    name, and a last field of the message, which older readers ignore. Any other change needs a new version.
+2: a delta may have the outputs of a beam search.
 """
 
 

@@ -70,8 +70,9 @@ class StepTimeModel:
     cores: the number of cores that the prices hold for, in multiples of the worker's own: it may borrow idle workers'.
     core_gain: how much more cores speed up what every step does, reading the weights: with 1.0, twice the cores are
         twice as fast. None: unknown. What rows, their context and prompts add has the gain ``COMPUTE_CORE_GAIN``, so
-        steps with many rows gain more than steps with few. Source of the form: published simulators of serving engines
-        predict a step's time by sums of these terms.
+        steps with many rows gain more than steps with few.
+
+    Source of the form: published simulators of serving engines predict a step's time by sums of these terms.
     """
 
     base_s: float = 0.0

@@ -222,8 +222,7 @@ class EngineCore:
             self._threads.rest()
 
     def rest(self) -> None:
-        """To be called when there is nothing to do: check that block tables and pool agree, and count it if they do
-        not.
+        """To be called when there is nothing to do: check that block tables and pool agree, and count when they do not.
 
         Done once after each change: with a large cache it takes milliseconds, in which no request is served.
         """

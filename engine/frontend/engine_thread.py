@@ -138,8 +138,7 @@ class EngineThread:
             raise EngineStalledError(busy_s=self._progress.busy_s, step_timeout_s=self._step_timeout_s)
 
     async def call(self, function: Callable[[EngineCore], T]) -> T:
-        """Have the thread run ``function`` on the engine, and return its result. It runs even if the caller is
-        cancelled.
+        """Have the thread run ``function`` on the engine; returns its result. It runs even if the caller is cancelled.
 
         Raises:
             EngineDeadError: The thread did not accept it.

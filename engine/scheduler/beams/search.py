@@ -29,7 +29,9 @@ class BeamSearch:
 
     ``running`` are the outputs that go on, best first, all of the same length; ``finished`` the complete ones, best
     first. A token in ``stop_ids`` completes an output that has at least ``min_tokens`` tokens; ``max_tokens`` tokens
-    complete it in any case. Source: transformers, ``GenerationMixin._beam_search`` (5.24).
+    complete it in any case.
+
+    Source: transformers, ``GenerationMixin._beam_search`` (5.24).
     """
 
     def __init__(self, params: BeamParams, *, stop_ids: frozenset[int], min_tokens: int, max_tokens: int) -> None:

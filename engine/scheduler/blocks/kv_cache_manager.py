@@ -163,8 +163,7 @@ class KVCacheManager:
     def publish(
         self, tables: Sequence[Sequence[int]], hashes: Sequence[BlockHash], parent: BlockHash, token_bytes: bytes
     ) -> None:
-        """Publish held blocks whose KV is computed and confirmed: in each group, the blocks of the same consecutive
-        tokens.
+        """Publish held blocks with computed, confirmed KV: in each group, the blocks of the same consecutive tokens.
 
         Absent blocks are skipped, and so are those whose content is published already.
 
@@ -251,8 +250,7 @@ class KVCacheManager:
             self._pool.free(block_ids)
 
     def reset(self) -> CacheReset:
-        """Withdraw every published block. Held blocks stay held, unpublished; evicted ones do not come back from a
-        tier.
+        """Withdraw every published block. Held blocks stay held, unpublished; nothing evicted comes back from a tier.
 
         Returns:
             How many blocks could be found until now, in the cache and in tiers.

@@ -81,7 +81,7 @@ class PromptBudget:
         self._clock = clock
         self._lost_promises = LostPromises(live_requests, search=search, clock=clock)
         self.prompt_share = FIRST_PROMPT_SHARE
-        """Of what a step takes without prompts, what it takes for them at least; the role has it that is leant to."""
+        """The least share for prompts of a step's time without them; the role that the engine leans to sets it."""
         self._last_gap_us, self._holds_until_s = NEVER, 0.0
 
     def prepare(self, draft: StepDraft) -> None:

@@ -13,8 +13,9 @@ class Announcer:
     """Announces the full blocks of such prompts as steps return, and withdraws prompts that are given up.
 
     In a group with a window, only the blocks that the window still holds at the end of the prompt are announced. The
-    reader needs no others, and they may be given back earlier. A prompt that is computed in one step is never followed:
-    nothing of it could be read early.
+    reader needs no others, and they may be given back earlier.
+
+    A prompt that is computed in one step is never followed: nothing of it could be read early.
     """
 
     def __init__(self, producer: KVProducer | None, *, table: RowTable) -> None:

@@ -176,7 +176,7 @@ class EarlyLoads:
             self.drop(request_id)
 
     def drop_all(self) -> None:
-        """End every one."""
+        """End all early loads."""
         for request_id in tuple(self._early):
             self.drop(request_id)
 

@@ -83,7 +83,7 @@ class RemoteKV:
         self._gaps: Counter[int] = Counter()
         self.num_loading = 0
         self.num_loading_blocks = 0
-        """Blocks of each table that are being filled, times the tables; of loads that nobody wants any more, too."""
+        """Blocks of each table that are being filled, times the number of tables; abandoned loads included."""
 
     @property
     def can_load(self) -> bool:
@@ -196,7 +196,7 @@ class RemoteKV:
         self.num_loading += 1
 
     def _leave(self, request: Request) -> None:
-        """Stop the request's waiting for its load."""
+        """The request no longer waits for its load."""
         self.num_loading -= 1
         gap = request.promised_gap
         if self._gaps[gap] == 1:

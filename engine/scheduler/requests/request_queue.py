@@ -34,10 +34,10 @@ class RequestQueue(Protocol):
     """A queue with cheap prepend, peek and removal from the middle."""
 
     def __len__(self) -> int:
-        """How many wait."""
+        """How many requests wait."""
 
     def __iter__(self) -> Iterator[Request]:
-        """All of them, in no particular order."""
+        """All waiting requests, in no particular order."""
 
     def __contains__(self, request: object) -> bool:
         """True when this very request is queued."""
@@ -81,7 +81,7 @@ class FcfsQueue:
         return isinstance(request, Request) and self._lane_with(request).get(request.request_id) is request
 
     def push(self, request: Request) -> None:
-        """Add a request that came last."""
+        """Add a newly arrived request."""
         self._lane_for(request)[request.request_id] = request
 
     def push_front(self, request: Request) -> None:
@@ -199,7 +199,7 @@ class DeferringQueue:
         return request in self._in_time or request in self._deferred
 
     def push(self, request: Request) -> None:
-        """Add a request that came last."""
+        """Add a newly arrived request."""
         lane = self._lane_for(request)
         lane.push(request)
         if lane is self._deferred:
