@@ -1,4 +1,4 @@
-"""The threads that a CPU computes with: whether it has as many as it was told to, and on which cores they run."""
+"""The CPU threads that an engine computes with: the speed-up that they give, and the cores they run on."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 SIZE = 1024
 NUM_TOKENS = 128
-"""One product of these takes a thread some milliseconds: long beside waking another thread, short beside a start."""
+"""One product of this size takes a thread some milliseconds: long compared with waking another thread, short compared
+with the start of an engine.
+"""
 
 NUM_TRIES = 5
 
 NICENESS = 10
-"""How far threads that compute stand back. They take all the time that there is; whoever reads a request or sends a
-token needs a moment of it, and is waited for by a client (`benchmarks/serving_peer.py`)."""
+"""The niceness of compute threads. They use all the CPU time they can get. The threads that read requests and send
+tokens need only moments of it, but clients wait for those (`benchmarks/serving_peer.py`)."""
 
 PLACED_BY_OTHERS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
-"""Variables by which somebody told OpenMP's runtime on which cores its threads run."""
+"""Environment variables that already tell the OpenMP runtime which cores its threads run on."""
 
 
 def measure_speedup(dtype: torch.dtype) -> float:
-    """How many times as fast a matrix product is with all of torch's threads as with one; 1.0 where there is only one.
+    """How many times faster a matrix product runs with all of torch's threads than with one; 1.0 if there is only one.
 
-    The best of several tries of each, in turn, so that a moment in which others use the cores counts little. It is the
-    product of linear layers, by the same library and the same team of threads.
+    Takes the best of several tries of each, alternating, so that a moment in which other processes use the cores counts
+    little. The product is that of linear layers: same library, same team of threads.
     """
     num_threads = torch.get_num_threads()
     if num_threads == 1:
@@ -55,10 +57,10 @@ def measure_speedup(dtype: torch.dtype) -> float:
 
 
 def check_threads(dtype: torch.dtype) -> float:
-    """Measure, and warn where the machine gives fewer threads than it was asked for.
+    """Measure the speed-up, and log a warning if the machine gives fewer threads than it was asked for.
 
     Returns:
-        How many times as fast as with one thread a product is.
+        How many times faster a product runs than with one thread.
     """
     num_threads, speedup = torch.get_num_threads(), measure_speedup(dtype)
     if speedup < (1 + num_threads) / 2:
@@ -72,16 +74,16 @@ def check_threads(dtype: torch.dtype) -> float:
 
 
 def settle_threads() -> list[int]:
-    """Let others go before this thread and its team, and keep each of them on a core of its own where they take all.
+    """Lower the priority of this thread and its team, and pin each thread to a core if the team uses the whole machine.
 
-    Threads of a team wait for each other at the end of every product. Whenever another process wants a core for a
-    moment, the system may move one of them to the core of another one, and that product takes twice as long. A team
-    smaller than the machine stays where the system puts it: where that is best, nobody else knows.
+    The threads of a team wait for each other at the end of every product. When another process wants a core for a
+    moment, the system may move one thread to a core that another thread of the team runs on, and that product takes
+    twice as long. A team smaller than the machine is not pinned: only the system knows which cores are best.
 
-    Threads that this one starts afterwards stand back too, and stay on its core, unless they call ``run_anywhere``.
+    Threads that this one starts later inherit the low priority and the core, unless they call ``run_anywhere``.
 
     Returns:
-        The cores, one a thread; empty where threads are free to move.
+        The cores, one a thread; empty if threads are free to move.
     """
     num_threads, cores = torch.get_num_threads(), usable_cores()
     is_whole_machine = 1 < num_threads == len(cores)

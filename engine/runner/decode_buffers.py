@@ -1,4 +1,4 @@
-"""The input of decode graphs: tensors at fixed addresses, filled anew for each step."""
+"""The input of decode graphs: tensors at fixed addresses that are refilled for each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.device.kv_cache import KVCache
 from engine.runner.step_inputs import StepInputs
 
 NUM_STAGINGS = 2
-"""Host copies used in turn, so that a step is laid out while the copy of the one before is still under way."""
+"""Host copies, used in turn: one step is laid out while the copy of the step before is still under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +28,10 @@ class DecodeView:
 
 
 class DecodeBuffers:
-    """Up to ``max_batch_size`` rows of up to ``max_model_len`` tokens; each computes one token of a request.
+    """Up to ``max_batch_size`` rows of up to ``max_model_len`` tokens; each row computes one token of a request.
 
-    Rows that stand for no request compute token 0 at position 0 of the cache's scratch block: they write to no block
-    that a request can have, and read nothing but what they wrote.
+    Padding rows belong to no request. They compute token 0 at position 0 of the cache's scratch block, so they write to
+    no block that a request can own, and read only what they wrote.
     """
 
     def __init__(self, device: GraphDevice, cache: KVCache, *, max_batch_size: int, max_model_len: int) -> None:
@@ -41,7 +41,7 @@ class DecodeBuffers:
         self._num_columns = -(-max_model_len // cache.layout.block_size)
         at = cache.blocks.device
         num_groups = cache.layout.num_groups
-        # One piece, one copy a step; see ``_parts``.
+        # One tensor, so one copy a step; see ``_parts``.
         self._numbers = torch.zeros(_num_words(max_batch_size, num_groups), dtype=torch.int64, device=at)
         self._block_tables = torch.zeros(num_groups, max_batch_size, self._num_columns, dtype=torch.int32, device=at)
         self._query_starts = torch.arange(max_batch_size + 1, dtype=torch.int32, device=at)
@@ -53,12 +53,12 @@ class DecodeBuffers:
 
     @property
     def num_bytes(self) -> int:
-        """What they take on the device."""
+        """Bytes of device memory that the buffers take."""
         return sum(tensor.nbytes for tensor in (self._numbers, self._block_tables, self._query_starts))
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that changes from step to step."""
+        """The tensors that change from step to step."""
         return self._numbers, self._block_tables
 
     def view(self, batch_size: int) -> DecodeView:
@@ -79,7 +79,7 @@ class DecodeBuffers:
         )
 
     def fill(self, inputs: StepInputs, *, batch_size: int) -> None:
-        """Queue the copy of a step of at most ``batch_size`` tokens; the rows behind become padding."""
+        """Queue the copy of a step of at most ``batch_size`` tokens; the remaining rows become padding."""
         attention, num_rows = inputs.attention, len(inputs.input_ids)
         tables = attention.block_tables
         if not attention.is_decode:
@@ -103,8 +103,8 @@ class DecodeBuffers:
         return staging
 
     def _send(self, staging: _Staging, *, num_rows: int, batch_size: int, num_columns: int) -> None:
-        """Pad what is staged and queue its copies. Columns past ``num_columns`` keep what they held: block ids that
-        no row is long enough to look at.
+        """Pad the staged step and queue its copies to the device. Block table columns past ``num_columns`` keep their
+        old block ids: no row is long enough to read them.
         """
         parts, padding = staging.parts, slice(num_rows, batch_size)
         for part in (parts.input_ids, parts.positions, parts.offsets):
@@ -120,7 +120,7 @@ class DecodeBuffers:
 
 
 class _Staging:
-    """A step on the host, laid out as it is on the device; not to be written to until ``copied`` has passed."""
+    """A step on the host, laid out as on the device. Do not write to it until ``copied`` has passed."""
 
     def __init__(self, device: GraphDevice, *, max_batch_size: int, num_groups: int, num_columns: int) -> None:
         self.numbers = device.new_staging(_num_words(max_batch_size, num_groups), torch.int64)
@@ -136,7 +136,7 @@ class _Staging:
 
 
 class _Parts(NamedTuple):
-    """Where in one piece of memory the numbers of a step are: 64-bit numbers, then the lengths and their sums in 32."""
+    """Layout of a step's numbers in one piece of memory: 64-bit numbers, then lengths and their sums in 32 bits."""
 
     input_ids: torch.Tensor
     positions: torch.Tensor

@@ -1,4 +1,4 @@
-"""Decode steps as captured graphs: one launch where eager execution takes a dozen for each layer."""
+"""Decode steps as captured CUDA graphs: one launch instead of a dozen a layer in eager execution."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from engine.runner.step_inputs import StepInputs
 logger = logging.getLogger(f"baton.{__name__}")
 
 MAX_CAPTURE_S = 60.0
-"""After so long no more sizes are captured; batches of the others run without a graph."""
+"""Time limit for capturing. Batch sizes that were not captured by then run without a graph."""
 
 PROGRESS_PERIOD_S = 5.0
 
 CAPTURE_FAILURES = (CaptureRefusedError, RuntimeError, ValueError)
-"""What backends, torch and CUDA raise for work that cannot be captured, an exhausted memory among it."""
+"""What backends, torch and CUDA raise for work that cannot be captured; running out of memory is one case."""
 
 Forward = Callable[[torch.Tensor, StepContext], torch.Tensor]
-"""Token ids to hidden states: ``Decoder.forward``."""
+"""Maps token ids to hidden states: ``Decoder.forward``."""
 
 UnknownWriter = Callable[[StepInputs, torch.Tensor], None]
-"""Writes the tokens of a step that the host does not know into its token ids on the device."""
+"""Writes tokens that the host does not know yet into a step's token ids on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSettings:
-    """sizes: batch sizes to capture, growing. is_required: refuse to start rather than go on without graphs."""
+    """sizes: batch sizes to capture, ascending. is_required: refuse to start if graphs cannot be captured."""
 
     sizes: tuple[int, ...]
     max_model_len: int
@@ -46,14 +46,14 @@ class GraphSettings:
 
 
 class DecodeGraphs:
-    """The graphs of one model over one cache. Used from one thread.
+    """The decode graphs of one model over one cache. Used from one thread.
 
-    A step of decode rows is padded to the next captured batch size; ``DecodeBuffers`` says what the padding does. A
-    request whose draft tokens are verified has a row for each token that it computes: a row sees the keys before its
-    own position, and those that other rows of its request compute are written before any row looks. All other
-    steps, and those of more rows than the largest size, are not for graphs.
-    A graph holds addresses and numbers of the host as they were at its capture: so it reads its input from buffers
-    that stay, and the one number that depends on lengths is that of the longest sequence (``plan_decode``).
+    A step of decode rows is padded to the next captured batch size (see ``DecodeBuffers`` for the padding). A request
+    with draft tokens to verify has one row for each token that it computes. Each row sees the keys before its own
+    position; rows of the same request write their keys before any row reads. All other steps, and steps with more rows
+    than the largest size, run without a graph.
+    A graph keeps the addresses and host numbers of its capture. So its input lies in buffers at fixed addresses, and
+    the one number that depends on lengths is fixed to that of the longest possible sequence (``plan_decode``).
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class DecodeGraphs:
 
     @property
     def captured_sizes(self) -> tuple[int, ...]:
-        """Batch sizes that have a graph, growing."""
+        """Batch sizes that have a graph, ascending."""
         return tuple(sorted(self._graphs))
 
     @torch.inference_mode()
     def measure(self, cache: KVCache, attention: AttentionBackend) -> int:
-        """Bytes that ``capture`` will take of the device, scratch block included: 0 when it will not work.
+        """Bytes of device memory that ``capture`` will take, scratch block included; 0 if capturing fails.
 
-        Found by capturing the two largest sizes over a cache of the same shape: the largest brings the memory that all
-        share, and each other size adds at most what the second adds. What this captures is dropped again.
+        Captures the two largest sizes over a cache of the same shape, then drops them. The largest size allocates the
+        memory that all sizes share; each other size adds at most as much as the second one did.
         """
         largest_first = self._settings.sizes[::-1]
         try:
@@ -103,9 +103,9 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture(self, cache: KVCache, attention: AttentionBackend) -> None:
-        """Capture all sizes, the largest first: the memory that it takes serves the others as well.
+        """Capture all sizes, largest first: the smaller sizes reuse its memory.
 
-        Where that fails, steps run without graphs, and one warning says why.
+        If capturing fails, steps run without graphs, and one warning says why.
 
         Raises:
             ConfigError: It fails, and graphs are required.
@@ -123,11 +123,11 @@ class DecodeGraphs:
         logger.info("captured decode graphs: num_graphs=%d in %.1f s", len(self._graphs), self._clock() - started)
 
     def run(self, inputs: StepInputs, write_unknown: UnknownWriter | None = None) -> torch.Tensor | None:
-        """Compute a step: [num_tokens, hidden_size], as ``forward`` returns them; None when it is not for graphs.
+        """Compute a step with a graph: [num_tokens, hidden_size], as ``forward`` returns; None if no graph fits.
 
-        ``write_unknown`` completes the input of a step some of whose tokens only the device knows.
+        ``write_unknown`` fills in input tokens that only the device knows yet.
 
-        The result is the graph's own memory: it holds until the next step is queued, in the device's order.
+        The result lies in the graph's own memory. It is valid until the next step is queued on the device.
         """
         num_rows = len(inputs.input_ids)
         is_sampled_everywhere = inputs.last_tokens.size == num_rows
@@ -145,7 +145,9 @@ class DecodeGraphs:
         return graph.output[:num_rows]
 
     def _size_for(self, num_rows: int) -> int | None:
-        """The next size of the ladder, if it was captured: padding further would cost more than it saves."""
+        """The next captured size; None if the next size of the ladder was not captured, since padding further costs
+        more than a graph saves.
+        """
         sizes = self._settings.sizes
         index = bisect.bisect_left(sizes, num_rows)
         return sizes[index] if index < len(sizes) and sizes[index] in self._graphs else None
@@ -177,7 +179,7 @@ class DecodeGraphs:
 
     def _capture_one(self, buffers: DecodeBuffers, attention: AttentionBackend, size: int) -> Graph:
         work = self._work(buffers, attention, size)
-        self._device.warm_up(work)  # another size may take other kernels, which must not be loaded in a capture
+        self._device.warm_up(work)  # another size may use other kernels, and these must not be loaded during a capture
         return self._device.capture(work)
 
     def _work(self, buffers: DecodeBuffers, attention: AttentionBackend, size: int) -> Callable[[], torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Several decode steps in one: each computes what the one before it sampled."""
+"""Several decode steps in one step: each computes the token that the one before it sampled."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from engine.contract.step import (
 
 
 def run_decode_steps(launch: Callable[[SchedulerOutput], PendingStep], output: SchedulerOutput) -> ModelRunnerOutput:
-    """Run a step of several decode steps one by one, and put together what they sampled, row by row."""
+    """Run a step that consists of several decode steps one by one, and combine the sampled tokens row by row."""
     num_steps, num_rows = output.num_decode_steps, output.rows.size
     ones: IntArray = np.ones(num_rows, np.int32)
     step = output._replace(num_scheduled_tokens=ones, num_samples=ones, is_decode=True, num_decode_steps=1)
     results: list[ModelRunnerOutput] = []
     for _ in range(num_steps):
         result = launch(step).result()
-        # The next step may reuse the memory of what this one sampled.
+        # The next step may reuse the memory of these sampled tokens.
         results.append(result._replace(sampled_token_ids=result.sampled_token_ids.copy()))
         step = step._replace(
             first_positions=step.first_positions + np.int32(1),
@@ -55,7 +55,7 @@ def _has_nan(results: Sequence[ModelRunnerOutput], num_rows: int) -> BoolArray |
 
 
 def _logprobs(results: Sequence[ModelRunnerOutput], rows: IntArray) -> SampledLogprobs | None:
-    """The entries of each row in the order of its samples."""
+    """Log-probabilities of each row, in the order of its samples."""
     found = [result.logprobs for result in results if result.logprobs is not None]
     if not found:
         return None

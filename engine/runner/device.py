@@ -1,4 +1,4 @@
-"""Where a model runs, and in what precision."""
+"""Chooses the device that a model runs on, and the precision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def choose_device(name: DeviceName) -> torch.device:
-    """The device called ``name``; ``auto`` is the GPU where there is one.
+    """The device called ``name``; ``auto`` is the GPU if there is one.
 
     Raises:
         ConfigError: A GPU is asked for and there is none.
@@ -33,13 +33,13 @@ def choose_device(name: DeviceName) -> torch.device:
 def choose_dtype(
     name: DTypeName, model: ModelShape, device: torch.device, *, fast_dtypes: frozenset[torch.dtype] | None = None
 ) -> torch.dtype:
-    """The precision called ``name``; ``auto`` is the checkpoint's where the device computes in it.
+    """The precision called ``name``; ``auto`` is the checkpoint's if the device computes in it.
 
-    The matrix library of a CPU without 16-bit products emulates them: measured on one with AVX2 only, a bfloat16
-    product takes 90 times as long as a float32 one. There ``auto`` is float32. A 16-bit type that is asked for is kept
-    in 16 bits and multiplied in float32 where weights lie in panels. On a GPU ``auto`` is bfloat16 for a checkpoint in
-    float32; older GPUs have no bfloat16: there it is float16. ``fast_dtypes`` are those of the device, this machine's
-    by default.
+    On a CPU without 16-bit products the matrix library emulates them: measured with AVX2 only, a bfloat16 product takes
+    90 times as long as a float32 one. There ``auto`` means float32. A 16-bit type that is asked for explicitly is
+    stored in 16 bits, and multiplied in float32 where weights lie in panels. On a GPU ``auto`` is bfloat16 for a
+    float32 checkpoint, or float16 on older GPUs without bfloat16. ``fast_dtypes`` are the types that the device
+    computes in; default: this machine's.
 
     Raises:
         ConfigError: The device's attention kernel does not take it.
@@ -60,7 +60,7 @@ def choose_dtype(
 def _choose_on_gpu(
     name: DTypeName, dtype: torch.dtype, stored: str, fast_dtypes: frozenset[torch.dtype]
 ) -> torch.dtype:
-    """``dtype``, where the GPU computes in it; ``stored``: what the checkpoint's weights are."""
+    """``dtype`` if the GPU computes in it, else float16 for ``auto``. ``stored`` is the dtype of the checkpoint."""
     if dtype is torch.float32:
         raise ConfigError(
             "dtype float32 does not run on cuda", remedy="use dtype auto, bfloat16 or float16, or device cpu"
@@ -78,14 +78,14 @@ def _choose_on_gpu(
 
 
 def gpu_dtypes(device: torch.device) -> frozenset[torch.dtype]:
-    """The 16-bit precisions of a GPU; of one that is not here, all there are."""
+    """The 16-bit precisions that a GPU computes in; without a GPU on this machine, both."""
     if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0):
         return frozenset({torch.float16})
     return frozenset({torch.float16, torch.bfloat16})
 
 
 def cpu_dtypes() -> frozenset[torch.dtype]:
-    """The precisions this machine's CPU multiplies matrices in, as its matrix library says."""
+    """The precisions in which this CPU multiplies matrices, according to its matrix library."""
     has_16_bits = {
         torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
         torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,

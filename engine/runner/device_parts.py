@@ -1,4 +1,4 @@
-"""What a runner takes from its kind of device beside torch's tensors, and for which batch sizes it captures graphs."""
+"""The parts of a runner that depend on the device (attention, graph capture), and the batch sizes to capture."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from engine.device.kv_cache import KVCache
 from engine.runner.decode_graphs import DecodeGraphs, Forward, GraphSettings
 
 DRAFTED_ROWS = 128
-"""Where few requests run, and have draft tokens, steps of up to so many tokens are graphs: larger ones gain less by it,
-and each size takes memory."""
+"""With draft tokens, steps of up to so many tokens run as graphs even where max_num_seqs is smaller. Larger steps gain
+less by a graph, and each size takes memory."""
 
 SMALL_SIZES = (1, 2, 4)
 STEP = 8
 STEPS_PER_DOUBLING = 8
-"""From 128 on the step doubles with the size: padding stays below an eighth."""
+"""From 128 on, the distance between two sizes doubles with the size: padding stays below an eighth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceParts:
-    """Makers of the attention over a cache, and of what captures graphs, None where nothing does."""
+    """Factories of the attention over a cache, and of the device that captures graphs (None if it cannot)."""
 
     build_attention: Callable[[KVCache], AttentionBackend] = build_attention
     graph_device: Callable[[torch.device], GraphDevice | None] = graph_device_of
@@ -42,12 +42,12 @@ def plan_decode_graphs(
     max_model_len: int,
     max_samples: int,
 ) -> DecodeGraphs | None:
-    """The decode graphs that an engine is to have, none of them captured yet; None: it is to have none.
+    """The decode graphs that an engine should have, not captured yet; None if it should have none.
 
-    A step samples at most ``max_samples`` tokens, more than one a request where drafts are verified.
+    A step samples at most ``max_samples`` tokens: more than one a request where drafts are verified.
 
     Raises:
-        ConfigError: They are required, and the device captures nothing.
+        ConfigError: They are required, and the device cannot capture graphs.
     """
     asked = config.gpu.cuda_graphs
     if asked is False:
@@ -64,7 +64,7 @@ def plan_decode_graphs(
 
 
 def ladder_sizes(max_batch_size: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, 16, 24, ... and ``max_batch_size`` itself, growing."""
+    """1, 2, 4, 8, 16, 24, ... and ``max_batch_size`` itself, ascending."""
     sizes = [size for size in SMALL_SIZES if size < max_batch_size]
     size = STEP
     while size < max_batch_size:

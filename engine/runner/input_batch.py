@@ -16,15 +16,16 @@ from engine.sampling.sampling_rows import SamplingRows
 from engine.sampling.token_history import TokenHistory
 
 UNKNOWN: Final = -1
-"""Stands for a token that was sampled and is not known here yet."""
+"""Placeholder for a token that was sampled but is not known on the host yet."""
 
 
 class InputBatch:
-    """Tokens, block tables and sampling parameters of every row; only what the scheduler says and samples change it.
+    """Tokens, block tables and sampling parameters of every row. Only the scheduler's orders and sampled tokens change
+    it.
 
-    windows: those of the KV cache groups, each of which has a block table a row.
-    ``num_prompt_logprobs`` is -1 for rows whose prompt nobody asks about. While a step is prepared before the tokens of
-    the step before are known (``expect``), each of these has a placeholder, until ``learn`` brings it.
+    windows: one a KV cache group; a row has a block table for each group.
+    ``num_prompt_logprobs`` is -1 for rows that want no log-probabilities of the prompt. When a step is prepared before
+    the tokens of the step before are known, ``expect`` puts a placeholder for each of them, and ``learn`` replaces it.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class InputBatch:
     ) -> None:
         self.block_size = block_size
         num_columns = max_model_len // block_size + 1
-        # The token sampled from the last position that may be computed stands at max_model_len.
+        # One more column: a token sampled from the last computable position is stored at max_model_len.
         self._token_ids: IntArray = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         self._windows = tuple(windows)
         self._block_tables: IntArray = np.zeros((len(self._windows), max_num_seqs, num_columns), dtype=np.int32)
@@ -57,7 +58,9 @@ class InputBatch:
         self.history = TokenHistory(token_ids=self._token_ids, num_prompt_tokens=num_prompt_tokens)
 
     def apply(self, output: SchedulerOutput) -> None:
-        """Take in what changed. Released rows need no work: a row is read only after it was set anew."""
+        """Apply the scheduler's changes to the rows. Released rows need no work: a row is set anew before it is read
+        again.
+        """
         for new in output.new_rows:
             self._token_ids[new.row, : len(new.token_ids)] = new.token_ids
             assert len(new.block_ids) == len(self._windows), "a block table for each KV cache group"
@@ -71,11 +74,11 @@ class InputBatch:
 
     @property
     def has_unknown(self) -> bool:
-        """True while a step that was expected has not told its tokens."""
+        """True while the tokens of an expected step are not known yet."""
         return self._has_unknown
 
     def prepare(self, output: SchedulerOutput) -> StepInputs:
-        """Lay out a step's tokens."""
+        """Lay out a step's tokens as the model's input."""
         rows, lengths = output.rows, output.num_scheduled_tokens
         if output.is_decode or (output.num_tokens == rows.size and output.num_samples.all()):
             inputs, has_placeholders = self._decode.lay_out(rows, output.first_positions)
@@ -101,7 +104,7 @@ class InputBatch:
                 query_starts=query_starts,
                 first_positions=output.first_positions,
                 block_tables=self._seen_blocks(rows, output.first_positions, num_columns),
-                # numpy lays the result of such an index out with the tokens first
+                # numpy returns the result of such an index with the tokens as the outermost dimension in memory
                 slots=np.ascontiguousarray(
                     self._block_tables[:, token_rows, blocks].astype(np.int64) * self.block_size + offsets
                 ),
@@ -116,21 +119,23 @@ class InputBatch:
     def _lay_out_samples(
         output: SchedulerOutput, ends: IntArray, query_starts: IntArray
     ) -> tuple[IntArray, IntArray, LongArray]:
-        """The row of each sample, the position of its token, and the token of the step that it follows."""
+        """For each sample: its row, the position of the new token, and the index of the token in the step that it
+        follows.
+        """
         behind, num_samples = query_starts[1:].astype(np.int64), output.num_samples
         if not output.draft_token_ids.size:
             sampling = np.flatnonzero(num_samples)
             return output.rows[sampling], ends[sampling], behind[sampling] - 1
         samples = np.repeat(np.arange(num_samples.size), num_samples)
-        # A row's last sample follows the last token that it computes, the one before it the token before, and so on.
+        # A row's last sample follows the last token that it computes, its second last the second last token, and so on.
         num_later = (np.cumsum(num_samples)[samples] - 1 - np.arange(samples.size)).astype(np.int32)
         return output.rows[samples], ends[samples] - num_later, behind[samples] - 1 - num_later
 
     def _write_drafts(self, output: SchedulerOutput, ends: IntArray) -> None:
-        """Put draft tokens where they stand if they are right.
+        """Write draft tokens to the positions that they will have if they are accepted.
 
-        There the model reads them as it reads known tokens, and processors as the history of the positions behind
-        them: what they do to a sample counts only where all drafts before it are right.
+        The model reads them there like known tokens, and logits processors read them as history of later positions. A
+        sample that depends on a wrong draft is never used, so this is safe.
         """
         num_drafts = np.maximum(output.num_samples - 1, 0)
         owners = np.repeat(np.arange(num_drafts.size), num_drafts)
@@ -138,8 +143,8 @@ class InputBatch:
         self._token_ids[output.rows[owners], ends[owners] - 1 - num_later] = output.draft_token_ids
 
     def _seen_blocks(self, rows: IntArray, first_positions: IntArray, num_columns: int) -> IntArray:
-        """[num_groups, num_rows, num_columns] where entries before a group's window name the first block in it: those
-        in the table may have been given to somebody else.
+        """Block tables [num_groups, num_rows, num_columns]. Entries before a group's window are replaced by the first
+        block in the window: the blocks they name may belong to another request by now.
         """
         tables = self._block_tables[:, rows, :num_columns]
         columns = np.arange(num_columns)
@@ -150,16 +155,16 @@ class InputBatch:
         return tables
 
     def expect(self, rows: IntArray, positions: IntArray) -> None:
-        """Put placeholders where the step in flight samples tokens, in this order. To be called before ``apply``."""
+        """Put placeholders where the step in flight samples tokens, in this order. Call it before ``apply``."""
         assert not self._has_unknown, "only one step may be in flight when the next one is launched"
         self._token_ids[rows, positions] = UNKNOWN
         self._places[rows] = np.arange(rows.size)
         self._has_unknown = True
 
     def learn(self, rows: IntArray, positions: IntArray, token_ids: IntArray) -> None:
-        """Add sampled tokens to their rows, except where another request has taken the row since ``expect``.
+        """Write sampled tokens to their rows, unless another request has taken the row since ``expect``.
 
-        Those behind a wrong draft are stored as well: nothing reads a row past its known tokens.
+        Tokens behind a wrong draft are stored as well: nothing reads a row past its known tokens.
         """
         if self._has_unknown:
             self._has_unknown = False
@@ -168,7 +173,7 @@ class InputBatch:
         decode_rows.store(self._token_ids, rows, positions, token_ids)
 
     def _find_unknown(self, rows: IntArray, input_ids: LongArray, query_starts: IntArray) -> UnknownTokens | None:
-        """Only the last token that a row computes can be one that was just sampled."""
+        """The step's unknown tokens. Only the last token that a row computes can be one that was just sampled."""
         last = query_starts[1:].astype(np.int64) - 1
         index = np.flatnonzero(input_ids[last] == UNKNOWN)
         if index.size == 0:

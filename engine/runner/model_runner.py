@@ -1,4 +1,4 @@
-"""Runs the model: applies a step's changes, computes it, samples."""
+"""Runs the model: applies the scheduler's changes, computes a step, samples."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from engine.sampling.worst_case import sample_worst_case
 from kv_transfer.layout import KVLayout, KVRegion
 
 LONG_STEP_TOKENS = 64
-"""A step of so many tokens takes long enough to look between its layers who else computes."""
+"""From so many tokens on, a step takes long enough to check between its layers whether other workers compute."""
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -62,9 +62,9 @@ logger = logging.getLogger(f"baton.{__name__}")
 class ModelRunner:
     """The weights, the KV cache and the rows of one engine. Used from one thread.
 
-    ``parts`` are what depends on the kind of device; tests of a GPU's path without a GPU put doubles there. A step
-    samples at most ``max_samples`` tokens, by default one a row. ``grammars`` are those of another runner, if it has
-    the same requests.
+    ``parts`` are what depends on the kind of device; tests pass fakes to run the GPU path without a GPU. A step samples
+    at most ``max_samples`` tokens, by default one a row. ``grammars``: pass the store of another runner that serves the
+    same requests, to share it.
 
     Raises:
         CheckpointError: The directory cannot be loaded.
@@ -116,7 +116,7 @@ class ModelRunner:
         )
         self._is_cpu = self.device.type == "cpu"
         self.num_threads, self.thread_speedup = 0, 0.0
-        # Nothing asks for gradients; entering the mode costs a step on a CPU, whose caches are cold then, 30 us.
+        # Nothing asks for gradients. On a CPU entering the mode costs 30 us a step, since caches are cold then.
         self._enters_inference_mode = not self._is_cpu or self._graphs is not None
         most_likely = MostLikely()
         self._search = most_likely.on_host(self.dtype) if self._is_cpu else None
@@ -125,7 +125,7 @@ class ModelRunner:
         )
         self._last_step: ModelStep | None = None
         self.between_layers: Callable[[], None] | None = None
-        """Called before each layer of a step of ``LONG_STEP_TOKENS`` or more."""
+        """Called before each layer in steps of ``LONG_STEP_TOKENS`` or more."""
 
     def _load_model(self, progress: ProgressCallback | None) -> LoadedModel:
         return load_model(
@@ -189,7 +189,7 @@ class ModelRunner:
         return self._new_cache(num_blocks)
 
     def _new_cache(self, num_blocks: int) -> KVCache:
-        """With a scratch block where decode graphs need one."""
+        """A cache with a scratch block if decode graphs need one."""
         num_scratch_blocks = 0 if self._graphs is None else 1
         return KVCache(
             self.layout,
@@ -216,7 +216,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _measure_peak_step(self) -> int:
-        """Bytes that the largest step allocates beside the weights, measured by running one and sampling from it."""
+        """Bytes that the largest step allocates on top of the weights, measured by running one and sampling from it."""
         scheduler = self._config.scheduler
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -234,7 +234,7 @@ class ModelRunner:
         return peak
 
     def _measure_graphs(self) -> int:
-        """Bytes that decode graphs will take, found by capturing two; not asked where the cache's size is given."""
+        """Bytes that decode graphs will take, found by capturing two; 0, unmeasured, if the cache's size is given."""
         if self._graphs is None or self._config.cache.has_size:
             return 0
         scratch = self._new_cache(1)
@@ -249,13 +249,15 @@ class ModelRunner:
             self.num_threads, self.thread_speedup = torch.get_num_threads(), check_threads(self.dtype)
         with torch.inference_mode():
             scratch = KVCache(self.layout, num_blocks=1, dtype=self.dtype, device=self.device)
-            self._parts.build_attention(scratch)  # so that all kernels are known that are wanted
+            self._parts.build_attention(scratch)  # registers the kernels to compile
             compile_wanted()
             for num_tokens in (min(16, self.max_model_len), 1):
                 self._run_scratch(scratch, num_tokens=num_tokens, num_logits=1)
 
     def _run_scratch(self, scratch: KVCache, *, num_tokens: int, num_logits: int) -> torch.Tensor:
-        """Logits of zeros of which every token is its own request and all write to the one block of ``scratch``."""
+        """Logits of a step of zeros, split into requests of at most ``max_model_len`` tokens that all write to the one
+        block of ``scratch``.
+        """
         lengths = _split(num_tokens, self.max_model_len)
         query_starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
         num_columns = -(-max(lengths) // self.layout.block_size)
@@ -277,10 +279,11 @@ class ModelRunner:
         return self.launch(output).result()
 
     def launch(self, output: SchedulerOutput) -> PendingStep:
-        """Apply the changes of rows, and let the device compute and sample; see ``StepRunner``.
+        """Apply the scheduler's changes to the rows, then launch compute and sampling on the device; see
+        ``StepRunner``.
 
-        Tokens that the step before has not told yet are taken from where it left them. Only sampling that depends on
-        them, by penalties or phrases that must not occur, waits for that step, while the device computes this one.
+        Tokens of the step before that the host does not know yet are read on the device. Only sampling that needs them
+        on the host (penalties, forbidden phrases) waits for that step, while the device computes this one.
         """
         if output.num_decode_steps > 1:
             return FinishedStep(run_decode_steps(self.launch, output))
@@ -290,7 +293,7 @@ class ModelRunner:
             return self._launch(output)
 
     def write(self, rows: IntArray, positions: IntArray, token_ids: IntArray) -> None:
-        """Put tokens into rows where others may stand; no step may be in flight."""
+        """Overwrite tokens of rows; no step may be in flight."""
         self._batch.learn(rows, positions, token_ids)
 
     def _launch(self, output: SchedulerOutput) -> PendingStep:
@@ -333,7 +336,7 @@ class ModelRunner:
         return self._last_step
 
     def _finish(self, inputs: StepInputs, token_ids: IntArray) -> PendingStep:
-        """A decode step whose tokens are known already."""
+        """Finish a decode step whose tokens are already known on the host."""
         self._batch.learn(inputs.sampled_rows, inputs.sampled_positions, token_ids)
         self._last_step = None
         return FinishedStep(ModelRunnerOutput(sampled_token_ids=token_ids))
@@ -353,7 +356,7 @@ class ModelRunner:
         )
 
     def _write_unknown(self, inputs: StepInputs, input_ids: torch.Tensor) -> None:
-        """Write the tokens that only the device knows yet into a step's ``input_ids`` there."""
+        """Write the tokens that only the device knows so far into a step's ``input_ids`` on the device."""
         if inputs.unknown is not None:
             assert self._last_step is not None
             sampled = self._last_step.token_ids.index_select(0, self._upload(inputs.unknown.sources))
@@ -364,7 +367,7 @@ class ModelRunner:
 
 
 def grammar_store(source: ModelConfigSource) -> GrammarStore:
-    """Where the grammars of requests to a model are kept."""
+    """A store for the grammars of requests to this model."""
     return GrammarStore(
         source.path,
         vocab_size=load_model_config(source.path, source.code).vocab_size,

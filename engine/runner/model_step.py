@@ -1,4 +1,4 @@
-"""A step that the model was told to compute, until its result is asked for."""
+"""A launched step of the model, until its result is read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EMPTY_BOOLS: Final[BoolArray] = np.empty(0, dtype=np.bool_)
 
 
 class ModelStep:
-    """Implements ``PendingStep``. Its tokens are where the model computes at once, and in the batch once it settled."""
+    """Implements ``PendingStep``. Its tokens are on the device at once, and in the batch after ``settle``."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ModelStep:
 
     @property
     def token_ids(self) -> torch.Tensor:
-        """[num_samples] what it samples for ``rows``, where the model computes."""
+        """[num_samples] the tokens sampled for ``rows``, on the device."""
         assert self._sampled is not None
         return self._sampled.token_ids
 

@@ -15,13 +15,13 @@ from engine.runner.step_inputs import StepInputs
 from engine.sampling.logprobs import LogprobTensors, compute_logprobs
 
 MAX_LOGITS: Final = 8 * 1024 * 1024
-"""Logits that exist at the same time for this, however long a chunk is: 32 MiB in float32."""
+"""Most logits held at a time to compute them, however long a chunk is: 32 MiB in float32."""
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
 
 
 class PromptLogprobsOnDevice(NamedTuple):
-    """A ``PromptLogprobsChunk`` where the model computes."""
+    """A ``PromptLogprobsChunk`` on the device."""
 
     row: int
     start: int
@@ -31,11 +31,11 @@ class PromptLogprobsOnDevice(NamedTuple):
 def prompt_logprobs(
     hidden: torch.Tensor, inputs: StepInputs, output: SchedulerOutput, batch: InputBatch, logits: Logits
 ) -> tuple[PromptLogprobsOnDevice, ...]:
-    """What a step's positions say of the prompt tokens that follow them, for the rows that ask.
+    """Log-probabilities of the prompt tokens that follow a step's positions, for rows that ask for them.
 
-    hidden: [num_tokens, hidden_size] of the whole step; ``logits`` makes [num_tokens, vocab_size] of some of it.
+    hidden: [num_tokens, hidden_size] of the whole step; ``logits`` turns a part of it into [num_tokens, vocab_size].
     """
-    if inputs.is_decode:  # its tokens are the last of their prompts, or no prompt's at all: none of a prompt follows
+    if inputs.is_decode:  # no prompt token follows: the computed tokens are a prompt's last or generated
         return ()
     asking = np.flatnonzero(batch.num_prompt_logprobs[output.rows] >= 0)
     chunks: list[PromptLogprobsOnDevice] = []

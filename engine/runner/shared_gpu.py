@@ -1,4 +1,4 @@
-"""How much of a shared GPU an engine has: the driver gives all of it to who computes while the others do not."""
+"""How much of a shared GPU an engine gets: the driver gives an engine the whole GPU while the others are idle."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from engine.device.core_share import CoreShare
 
 
 class SharedGPU:
-    """Notes it at each step, in parts of which every engine has one: routers are to know that steps are shorter alone.
+    """Counts, at each step, how many parts of the GPU this engine has. Every engine owns one part.
 
-    Implements ``StepThreads``, see there: parts are what cores are to a CPU, but that nobody has to do anything for it.
+    Routers need it: steps are shorter while the other engines are idle. Implements ``StepThreads``. A part is to a GPU
+    what a core is to a CPU, but the driver assigns it without our help.
     """
 
     def __init__(self, share: CoreShare) -> None:
@@ -21,7 +22,7 @@ class SharedGPU:
 
     @property
     def num_parts(self) -> int:
-        """Of the whole GPU."""
+        """Parts that the whole GPU has."""
         return self._share.num_usable
 
     def begin_step(self) -> bool:
@@ -30,7 +31,7 @@ class SharedGPU:
         return self._num_parts > 1
 
     def between_layers(self) -> None:
-        """See ``StepThreads``. The host launches layers long before they are computed: nothing to see here."""
+        """See ``StepThreads``. Does nothing: the host launches layers long before they are computed."""
 
     @property
     def step_cores(self) -> float:
@@ -47,7 +48,7 @@ class SharedGPU:
 
 
 def share_gpu(path: Path, *, num_parts: int) -> SharedGPU:
-    """One part of this process's GPU, whose engines meet at ``path``.
+    """One part of this process's GPU. Engines that share the GPU meet in the file ``path``.
 
     Raises:
         CoreTableError: They cannot meet there.
@@ -56,5 +57,5 @@ def share_gpu(path: Path, *, num_parts: int) -> SharedGPU:
 
 
 def gpu_id() -> str:
-    """The GPU of this process, by a name that it has in every process."""
+    """An id of this process's GPU that is the same in every process."""
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)

@@ -1,4 +1,4 @@
-"""What the model needs of one step, as arrays; those of decode steps lie at addresses that stay."""
+"""The model's input for one step, as arrays. Those of decode steps keep their addresses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ LongArray = npt.NDArray[np.int64]
 
 
 class UnknownTokens(NamedTuple):
-    """rows: whose last token is not known; tokens: where it stands in the step; sources: which one of those that the
-    step before samples it is. All [num_unknown].
+    """Tokens that the step before sampled and that the host does not know yet. All arrays: [num_unknown].
+
+    rows: their rows. tokens: their indices in this step. sources: their indices among the samples of the step before.
     """
 
     rows: IntArray
@@ -29,17 +30,18 @@ class UnknownTokens(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class StepInputs:
-    """One step of the model, tokens of all requests back to back.
+    """One step of the model, with the tokens of all requests back to back.
 
-    input_ids, positions: [num_tokens]. last_tokens: [num_samples] indices into the tokens whose successors are
-    sampled; sampled_rows, sampled_positions: [num_samples] the rows they belong to and where the new tokens go. A row
-    with draft tokens stands there once for each of its samples.
-    unknown: the tokens among ``input_ids`` that the step before samples and has not told yet; None: all are known.
-    is_decode: every request computes one token, its last known one, and samples its successor: in these arrays the
-    requests, the tokens and the sampled ones are the same. They hold until the next step is laid out, all but
-    ``sampled_rows`` and ``sampled_positions``.
-    is_argmax_only: it is a decode step, and every row takes its most likely token and tells nothing else.
-    on_host: ``input_ids`` and ``positions`` as tensors over the same memory, where somebody keeps them.
+    input_ids, positions: [num_tokens].
+    last_tokens: [num_samples] indices of the tokens whose successors are sampled.
+    sampled_rows, sampled_positions: [num_samples] the rows of the samples and where the new tokens go. A row with draft
+        tokens appears once for each of its samples.
+    unknown: the tokens in ``input_ids`` that the host does not know yet; None: all are known.
+    is_decode: every request computes one token, its last known one, and samples the next. So requests, tokens and
+        samples have the same indices. All arrays but ``sampled_rows`` and ``sampled_positions`` are reused by the next
+        step.
+    is_argmax_only: a decode step in which every row takes its most likely token and reports nothing else.
+    on_host: ``input_ids`` and ``positions`` as tensors over the same memory, if somebody keeps such tensors.
     """
 
     input_ids: LongArray
@@ -55,11 +57,11 @@ class StepInputs:
 
 
 class DecodeLayout:
-    """Lays out one decode step after the other in the same memory.
+    """Lays out one decode step after another in the same memory.
 
-    What it returns holds until the next step is laid out: the model has run by then, or has copies. While steps have
-    as many rows and columns as the one before, the arrays are the same objects too, and so may be what others made of
-    their addresses.
+    The returned inputs are valid until the next step is laid out; by then the model has run or has copied them. While
+    the numbers of rows and columns stay the same, the array objects stay the same too, so callers may cache what they
+    derive from their addresses.
     """
 
     def __init__(
@@ -77,9 +79,9 @@ class DecodeLayout:
         self._num_groups = len(windows)
         self._slots: LongArray = np.zeros(self._num_groups * max_num_seqs, dtype=np.int64)
         self._first_positions: IntArray = np.zeros(max_num_seqs, dtype=np.int32)
-        # Never touched beyond what is used: the operating system backs only pages that were written.
+        # Never touched beyond the part in use: the operating system backs only pages that were written.
         self._tables: IntArray = np.empty(block_tables.size, dtype=np.int32)
-        # Where the tokens of a decode step begin and stand: never written.
+        # Starts and indices of a decode step's tokens: constant.
         self._starts: IntArray = np.arange(max_num_seqs + 1, dtype=np.int32)
         self._tokens: LongArray = np.arange(max_num_seqs, dtype=np.int64)
         self._memory = (
@@ -90,8 +92,8 @@ class DecodeLayout:
         self._inputs = self._view(0, 0)
 
     def lay_out(self, rows: IntArray, positions: IntArray) -> tuple[StepInputs, bool]:
-        """The inputs of a step in which each of ``rows`` computes the token at its position, and samples the next;
-        True with them where some token is a negative placeholder.
+        """The inputs of a step in which each of ``rows`` computes the token at its position and samples the next; with
+        it, whether some token is still a negative placeholder.
         """
         ends = np.empty(rows.size, dtype=np.int32)
         num_columns, num_unknown, num_argmax_only = decode_rows.lay_out(rows, positions, ends, *self._memory)

@@ -1,4 +1,4 @@
-"""The threads of a CPU's steps: one a core that ``CoreShare`` gives, and each on its core while some are borrowed."""
+"""The threads of a CPU's steps: one for each core that ``CoreShare`` gives, pinned while some are borrowed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from engine.runner.cpu_threads import PLACED_BY_OTHERS
 class SharedThreads:
     """Has torch, its matrix library and our kernels compute with as many threads as the share has cores.
 
-    Implements ``StepThreads``, see there.
+    Implements ``StepThreads``.
 
-    All of them ask OpenMP's runtime for the number at every product. Between one thread and several it costs nothing to
-    change: the others sleep meanwhile. With borrowed cores each thread is kept on a core of its own, for the system may
-    move two to one core, and each product would wait for them; without, the system places threads as it did before.
+    All of them ask the OpenMP runtime for the number of threads at every product. Switching between one thread and
+    several is free, since the others just sleep. With borrowed cores each thread is pinned to its own core: otherwise
+    the system may put two on one core, and each product would wait for them. Without borrowed cores the system places
+    the threads.
     """
 
     def __init__(self, share: CoreShare) -> None:
@@ -33,12 +34,12 @@ class SharedThreads:
 
     @property
     def own(self) -> frozenset[int]:
-        """The cores that are this engine's whoever else computes."""
+        """The cores that belong to this engine, whatever other workers do."""
         return self._share.own
 
     @property
     def num_usable(self) -> int:
-        """On so many cores it computes while nobody else of the host does."""
+        """How many cores it computes on while no other worker of the host does."""
         return self._share.num_usable
 
     def begin_step(self) -> bool:
@@ -48,7 +49,7 @@ class SharedThreads:
         return len(self._cores) > self._num_threads
 
     def between_layers(self) -> None:
-        """Give cores back to owners who began to compute, or take those of others, within a long step."""
+        """Within a long step, give cores back to owners who began to compute, or borrow idle ones."""
         self._follow(self._share.look())
 
     @property
@@ -80,9 +81,9 @@ class SharedThreads:
 
 
 def share_cores(path: Path, *, borrows: bool) -> SharedThreads:
-    """The threads of this process's engine among those of the host's other workers, who meet at ``path``.
+    """The threads of this process's engine. The workers of the host coordinate through the file ``path``.
 
-    To be called by the thread that computes, which has set how many threads are its own.
+    Call it from the thread that computes, after it has set its own number of threads.
 
     Raises:
         CoreTableError: They cannot meet there.
@@ -91,7 +92,7 @@ def share_cores(path: Path, *, borrows: bool) -> SharedThreads:
 
 
 def _place(cores: list[int], num_threads: int) -> None:
-    """Keep the threads of a team on ``cores``, the one that steps on the first; anywhere if there are none."""
+    """Pin the threads of a team to ``cores``, the stepping thread to the first; if empty, unpin them."""
 
     def settle() -> None:
         if cores:
@@ -104,6 +105,6 @@ def _place(cores: list[int], num_threads: int) -> None:
 
 
 def _thread_number() -> int:
-    """Of this thread in its team, from 0, which is the one that steps."""
+    """The number of this thread in its team; 0 is the thread that steps."""
     number: int = ctypes.CDLL(None).omp_get_thread_num()
     return number
