@@ -1,4 +1,4 @@
-"""The settings that a draft model runs by beside an engine's own model. Free of torch."""
+"""The settings of a draft model that runs beside an engine's own model. Does not import torch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from engine.model.registry import load_model_config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftEngine:
-    """What is known of a draft model before it is loaded: the settings that it runs by, and its shape."""
+    """What is known of a draft model before it is loaded: its settings and its shape."""
 
     config: EngineConfig
     shape: ModelShape
 
     @classmethod
     def of(cls, config: EngineConfig) -> DraftEngine | None:
-        """That of an engine with these settings; None where it has none.
+        """The draft model of an engine with these settings; None if it has none.
 
         Raises:
             CheckpointError: A directory holds no checkpoint.
@@ -64,10 +64,10 @@ class DraftEngine:
 
 
 def check_vocabulary(main: ModelShape, draft: ModelShape, *, path: Path) -> None:
-    """Refuse a draft model whose tokens are others than those of the model.
+    """Refuse a draft model whose vocabulary differs from the main model's.
 
     Raises:
-        ConfigError: They are.
+        ConfigError: The vocabularies differ.
     """
     if draft.vocab_size != main.vocab_size:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""From the settings of a draft model to one that can be asked."""
+"""Loads a draft model from its settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.sampling.grammar.compiler import GrammarStore
 
 
 def load_draft_model(draft_engine: DraftEngine, grammars: GrammarStore) -> DraftModel:
-    """The model with its cache, ready to be asked. ``grammars`` are those of the requests, as the main model has them.
+    """Load the model and allocate its cache, ready to draft. ``grammars``: the store that the main model uses.
 
     Raises:
         CheckpointError: The weights cannot be loaded.

@@ -1,4 +1,4 @@
-"""Drafts by a smaller model with the same vocabulary, which runs beside the main one."""
+"""Draft tokens from a smaller model with the same vocabulary, which runs beside the main model."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from engine.drafting.proposer import Draft, DraftContext
 from engine.executor.draft_rows import DraftRow, DraftRows, table_of
 
 CATCH_UP_TOKENS: Final = 256
-"""Tokens of prompts that are computed for one step of the main model at most, over all requests: nobody's next token
-has to wait for another one's prompt."""
+"""Most tokens, over all requests, that the draft model catches up with in one step of the main model. So no request's
+next token waits for another request's whole prompt."""
 
 
 FEW_TOKENS: Final = 16
-"""So many a request are what steps brought, and are computed beside those."""
+"""A request with at most so many new tokens is computed in full; the limit above applies to the others."""
 
 
 class DraftRunner(Protocol):
@@ -30,12 +30,12 @@ class DraftRunner(Protocol):
         """See ``StepRunner``."""
 
     def write(self, rows: IntArray, positions: IntArray, token_ids: IntArray) -> None:
-        """Put tokens into rows where others may stand."""
+        """Overwrite tokens of rows."""
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """What is computed for one request: known tokens from ``start`` on, and then as many drafts as are wanted."""
+    """The work for one request: compute known tokens from ``start`` on, then draft as many tokens as are wanted."""
 
     context: DraftContext
     row: DraftRow
@@ -45,18 +45,18 @@ class _Job:
 
     @property
     def length(self) -> int:
-        """Known tokens of the request."""
+        """Number of known tokens of the request."""
         return int(self.context.token_ids.size)
 
     @property
     def is_complete(self) -> bool:
-        """True when all known tokens are computed, so that drafts can follow."""
+        """True if this computes all known tokens, so that drafts can follow."""
         return self.start + self.num_tokens == self.length
 
 
 @dataclass(slots=True)
 class _Changes:
-    """What the runner has to be told before a call."""
+    """Changes of rows that the runner must hear of before the next call."""
 
     new_rows: list[NewRow] = field(default_factory=list)
     appended: list[tuple[int, int, int, int]] = field(default_factory=list)
@@ -64,16 +64,16 @@ class _Changes:
 
 
 class DraftModel:
-    """Implements ``Proposer`` by another model's steps: one for what is new of each request, and one for each draft
-    behind the first, over all requests at once.
+    """Implements ``Proposer`` with the steps of another model: one step for the new tokens of all requests, then one
+    step for each further draft token, over all requests at once.
 
-    It has rows and a KV cache of its own (``DraftRows``), and depends on the requests' tokens alone. What it has not
-    seen of a request, its prompt above all, it computes in chunks, and proposes nothing until it has caught up: after
-    a hand-over, a move or an eviction that costs time, and is never wrong. A preempted request keeps its row.
+    It has its own rows and KV cache (``DraftRows``), which depend only on the requests' tokens. Tokens that it has not
+    seen yet, mostly prompts, it computes in chunks; it proposes nothing for a request until it has caught up. So a
+    hand-over, a move or an eviction costs time but never correctness. A preempted request keeps its row.
 
-    Drafts are drawn as the main model draws: by the request's own parameters, at the same (seed, position). Two models
-    that see nearly the same distribution then draw the same token nearly always, also at high temperatures; drafts that
-    were greedy would only be right as often as the likeliest token is drawn. A grammar masks drafts as it masks tokens.
+    Drafts are sampled as the main model samples: with the request's own parameters and the same (seed, position). Two
+    models with similar distributions then nearly always draw the same token, even at high temperatures. A greedy draft
+    would be right only as often as the likeliest token is drawn. Grammars mask drafts as they mask tokens.
     """
 
     def __init__(self, runner: DraftRunner, rows: DraftRows, *, max_model_len: int) -> None:
@@ -94,7 +94,7 @@ class DraftModel:
         ]
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """These requests have ended."""
+        """Free the rows and blocks of requests that have ended."""
         self.rows.forget(request_ids)
 
     def close(self) -> None:
@@ -102,7 +102,9 @@ class DraftModel:
         self._runner = None
 
     def _plan(self, contexts: Sequence[DraftContext], changes: _Changes) -> list[_Job]:
-        """What there is to compute; ``changes`` are noted. Who has least to catch up comes first."""
+        """The jobs of this call, with the changes of rows noted in ``changes``. Requests with fewest missing tokens
+        come first.
+        """
         keep = {context.request_id for context in contexts}
         jobs: list[_Job] = []
         for context in contexts:
@@ -119,7 +121,7 @@ class DraftModel:
         return [job for job in jobs if job.num_tokens]
 
     def _row_of(self, context: DraftContext, keep: set[str], changes: _Changes) -> DraftRow | None:
-        """The request's row, with blocks for its tokens and drafts; None where it finds no room."""
+        """The request's row, with blocks for its tokens and drafts; None if there is no room."""
         length = int(context.token_ids.size)
         num_tokens = length + context.max_tokens
         if num_tokens > self._max_model_len:
@@ -139,14 +141,14 @@ class DraftModel:
         num_expected = row.num_known + len(row.drafts)
         num_standing = row.take_in(context.token_ids)
         if num_standing < num_expected and context.sampling is not None and context.sampling.grammar is not None:
-            changes.new_rows.append(_new_row(row, context))  # its grammar has followed a wrong guess
+            changes.new_rows.append(_new_row(row, context))  # its grammar matcher has followed a wrong draft
         elif num_standing < length:
             positions = np.arange(num_standing, length, dtype=np.int32)
             changes.written.append((np.full_like(positions, row.row), positions, context.token_ids[num_standing:]))
         return row
 
     def _compute(self, jobs: list[_Job], changes: _Changes) -> None:
-        """Catch up with the known tokens, and draw drafts behind them."""
+        """Compute the missing known tokens, then sample drafts behind them."""
         assert self._runner is not None, "the draft model is closed"
         self._tell(changes)
         ready = [job for job in jobs if job.is_complete]
@@ -176,7 +178,7 @@ class DraftModel:
             job.row.drafts = job.drafts
 
     def _tell(self, changes: _Changes) -> None:
-        """Bring the runner's rows in line."""
+        """Apply the noted changes to the runner's rows."""
         assert self._runner is not None
         if changes.new_rows or changes.appended:
             rows, columns, block_ids, groups = (

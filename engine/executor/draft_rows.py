@@ -1,4 +1,4 @@
-"""What a draft model holds of each request: a row, blocks of its cache, and how far they are right. Free of torch."""
+"""What a draft model holds of each request: a row, cache blocks, and how far both are valid. Does not import torch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from engine.contract.step import IntArray
 class DraftRow:
     """One request in a draft model's cache.
 
-    block_ids: one list a KV cache group. num_known: tokens that the request had when it was asked last, all of them in
-    the row. num_computed: so many of these have their KV. drafts: what was guessed then: all but the last have theirs.
+    block_ids: one list a KV cache group.
+    num_known: the request's tokens at the last call, all of them in the row. num_computed: those whose KV is computed.
+    drafts: the tokens proposed at the last call; the KV of all but the last is computed.
     """
 
     row: int
@@ -26,10 +27,10 @@ class DraftRow:
     drafts: list[int] = field(default_factory=list)
 
     def take_in(self, token_ids: IntArray) -> int:
-        """Compare the guesses with what the request has said since, of which ``token_ids`` are all tokens.
+        """Compare the drafts with the tokens that followed. ``token_ids`` are all tokens of the request.
 
         Returns:
-            How many of them stand in the row as they are; what was computed behind these is not right.
+            How many of ``token_ids`` the row already holds; KV computed behind them is void.
         """
         num_right = 0
         for guess, token_id in zip(self.drafts, token_ids[self.num_known :].tolist(), strict=False):
@@ -39,16 +40,16 @@ class DraftRow:
         num_standing = self.num_known + num_right
         if self.drafts:
             self.num_computed = self.num_known + min(num_right, len(self.drafts) - 1)
-        # The last token is always computed: its successor is drawn then.
+        # The last token is always computed again, since its successor is sampled from it.
         self.num_computed = min(self.num_computed, token_ids.size - 1)
         self.num_known, self.drafts = int(token_ids.size), []
         return min(num_standing, self.num_known)
 
 
 class DraftRows:
-    """Rows and blocks of a draft model. When either run out, the request asked about longest ago loses its own.
+    """Rows and blocks of a draft model. When either runs out, the least recently used request loses its own.
 
-    Whoever lost them begins anew: what is held here depends on tokens alone.
+    A request that lost them is computed anew: what they hold depends on its tokens alone.
     """
 
     def __init__(self, *, max_num_seqs: int, num_blocks: int, num_groups: int, block_size: int) -> None:
@@ -68,16 +69,16 @@ class DraftRows:
         return len(self._free_blocks)
 
     def find(self, request_id: str) -> DraftRow | None:
-        """The request's row, which counts as asked about now; None where it has none."""
+        """The request's row, which becomes the most recently used; None if it has none."""
         found = self._rows.get(request_id)
         if found is not None:
             self._rows.move_to_end(request_id)
         return found
 
     def admit(self, request_id: str, *, num_tokens: int, keep: Collection[str]) -> DraftRow | None:
-        """A row for a request that has none, with blocks for so many tokens; None where there is no room.
+        """A row for a request that has none, with blocks for ``num_tokens`` tokens; None if there is no room.
 
-        ``keep`` are requests that keep what they have.
+        Requests in ``keep`` are not evicted.
         """
         while not self._free_rows and self._evict(keep):
             pass
@@ -91,7 +92,9 @@ class DraftRows:
         return row
 
     def extend(self, row: DraftRow, *, num_tokens: int, keep: Collection[str]) -> range | None:
-        """Give a row blocks for so many tokens: the columns that are new; None, and nothing, where there is no room."""
+        """Give a row blocks for ``num_tokens`` tokens. Returns the new columns; None, with nothing changed, if there is
+        no room.
+        """
         num_before = len(row.block_ids[0])
         new = range(num_before, max(-(-num_tokens // self._block_size), num_before))
         num_missing = len(new) * self._num_groups
@@ -104,7 +107,7 @@ class DraftRows:
         return new
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Free what these requests hold; unknown ones hold nothing."""
+        """Free the rows and blocks of these requests; unknown ones are ignored."""
         for request_id in request_ids:
             row = self._rows.pop(request_id, None)
             if row is not None:
@@ -113,7 +116,7 @@ class DraftRows:
                     self._free_blocks.extend(block_ids)
 
     def _evict(self, keep: Collection[str]) -> bool:
-        """Forget the request that was asked about longest ago, unless it keeps what it has; False where all do."""
+        """Forget the least recently used request that is not in ``keep``; False if there is none."""
         oldest = next((request_id for request_id in self._rows if request_id not in keep), None)
         if oldest is None:
             return False
@@ -121,7 +124,7 @@ class DraftRows:
         return True
 
     def check_integrity(self) -> None:
-        """Compare what is held and what is free with what there is.
+        """Check that every block and row is either held once or free.
 
         Raises:
             AssertionError: A block or a row is held twice, or lost.
@@ -133,5 +136,5 @@ class DraftRows:
 
 
 def table_of(row: DraftRow) -> IntArray:
-    """[num_groups, num_blocks] a row's block tables."""
+    """A row's block tables, [num_groups, num_blocks]."""
     return np.array(row.block_ids, np.int32)

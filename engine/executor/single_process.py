@@ -1,4 +1,4 @@
-"""The executor of a model that computes in the process that schedules it."""
+"""The executor for a model that runs in the scheduler's own process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kv_transfer.layout import KVRegion
 
 
 class SingleProcessExecutor:
-    """Implements ``Executor`` by one model runner, see there for the arguments. Used from one thread.
+    """Implements ``Executor`` with one model runner; see there for the arguments. Used from one thread.
 
     Raises:
         CheckpointError: The directory cannot be loaded.
@@ -34,7 +34,7 @@ class SingleProcessExecutor:
 
     @property
     def runner(self) -> ModelRunner:
-        """The model runner, for whoever measures or inspects it; the engine itself never asks."""
+        """The model runner, for measurements and inspection; the engine itself does not use this."""
         assert self._runner is not None, "the executor is closed"
         return self._runner
 
