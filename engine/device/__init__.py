@@ -1,1 +1,1 @@
-"""What a device gives: memory for the KV cache, copies to and from it, graphs."""
+"""Device services: memory for the KV cache, copies to and from it, graph capture, CPU cores."""

@@ -1,4 +1,4 @@
-"""How memory is asked of the C library and of a GPU."""
+"""Settings of the memory allocators: the C library's, oneDNN's caches, and torch's on a GPU."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Final
 import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-"""glibc's names for them, from its malloc.h."""
+"""glibc's constants, from its malloc.h."""
 
 _TRIM_BYTES = (1 << 31) - 1
 _MMAP_BYTES = 1 << 30
 
 
 _KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-"""oneDNN's own cache and torch's in front of it: each looks at its variable when it is used first."""
+"""Sizes of oneDNN's own kernel cache and of torch's in front of it. Each reads its variable at first use."""
 
 MAX_KERNELS = 448
-"""Kernels that each of them keeps; by default 1,024, half a megabyte each. A model has about five kinds of products,
-and up to 2,048 tokens there are 80 numbers of them (``engine/layers/packed_weight.py``): room for all, since what is
-made again and again leaves gaps all over the heap."""
+"""Kernels that each cache keeps. The default is 1,024, at half a megabyte each. A model needs about five kinds of
+products in 80 sizes up to 2,048 tokens (``engine/layers/packed_weight.py``). All of these fit: kernels that are evicted
+and made again would fragment the heap."""
 
 
 def bound_kernel_caches() -> None:
-    """Let oneDNN and torch keep fewer kernels. Call it before the first product; what is set already stays."""
+    """Let oneDNN and torch keep fewer kernels. Call it before the first product. Variables that are already set win."""
     for name in _KERNEL_CACHES:
         os.environ.setdefault(name, str(MAX_KERNELS))
 
@@ -36,8 +36,8 @@ def bound_kernel_caches() -> None:
 def keep_freed_memory() -> bool:
     """Keep up to 2 GiB that this process frees, and let threads that start from now on share one heap.
 
-    A step's tensors come from ``malloc``, and glibc gives large ones back to the system when they are freed: the next
-    step gets new pages, each a fault and 4 KiB of zeros: a share of a long prefill that one sees.
+    A step's tensors come from ``malloc``, and glibc returns large freed ones to the system. The next step then gets new
+    pages, each with a page fault and 4 KiB to zero, which measurably slows long prefills.
     The price: a process stays as large as its largest steps made it.
 
     Returns:
@@ -51,20 +51,20 @@ def keep_freed_memory() -> bool:
 
 
 VARIABLES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Where torch takes the settings of its allocator from, the first that is set."""
+"""Variables with the settings of torch's allocator; the first one that is set counts."""
 
 
 def without_expandable_segments(settings: str) -> str:
-    """The same settings of torch's allocator, but that memory comes in pieces of a fixed size."""
+    """The same settings of torch's allocator, with expandable segments off."""
     return re.sub(r"(expandable_segments\s*:\s*)true", r"\1False", settings, flags=re.IGNORECASE)
 
 
 @contextmanager
 def plain_memory(environment: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Tensors made here lie in memory from ``cudaMalloc``, whatever torch's allocator is set to otherwise.
+    """Inside the block, tensors are allocated with ``cudaMalloc``, whatever torch's allocator is set to otherwise.
 
-    Segments that can grow are put together from pieces, which UCX opens neither to network cards nor to other
-    processes: transfers would fail, or go through the host.
+    Expandable segments are mapped from pieces, and UCX cannot register those with network cards or share them with
+    other processes: transfers would fail or go through the host.
     """
     environment = os.environ if environment is None else environment
     settings = next((environment[name] for name in VARIABLES if environment.get(name)), "")

@@ -1,4 +1,4 @@
-"""Carries a step's arrays to where the model computes, and its results back."""
+"""Copies a step's arrays to the device, and its results back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def upload(array: npt.NDArray[np.generic[Any]], device: torch.device) -> torch.Tensor:
-    """An array as a tensor on ``device``: the same memory on the CPU, a copy that nobody waits for on a GPU."""
+    """An array as a tensor on ``device``: the same memory on the CPU, an asynchronous copy on a GPU."""
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
@@ -19,14 +19,14 @@ def upload(array: npt.NDArray[np.generic[Any]], device: torch.device) -> torch.T
 
 
 def put(target: torch.Tensor, index: tuple[torch.Tensor, ...], value: float) -> None:
-    """Put one number into many places. By ``target[index] = value`` the host would wait until it is on the GPU."""
+    """Write one number to many places. ``target[index] = value`` would make the host wait for the copy to the GPU."""
     target.index_put_(index, target.new_full((), value))
 
 
 class Download:
-    """Tensors on their way: the same memory on the CPU, copies into pinned memory behind the step on a GPU.
+    """Tensors on their way to the host: the same memory on a CPU; on a GPU, copies to pinned memory behind the step.
 
-    The copies and all that was launched before them are done when ``wait`` returns.
+    When ``wait`` returns, the copies and everything launched before them are done.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""The cores that the next step of a worker computes on: its own, and those of workers that have nothing to compute."""
+"""Which cores a worker's next step computes on: its own, and those borrowed from idle workers of the host."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from typing import NamedTuple
 from engine.device.core_table import MAX_CORES, CoreTable, CoreTableError, SlotState
 
 LEND_AFTER_NS = 1_000_000
-"""So long an owner has had nothing to compute when others take its cores: longer than from one step to the next."""
+"""How long an owner must have been idle before others borrow its cores: longer than the gap between two steps."""
 
 TEAM_LEND_AFTER_NS = 20_000_000
-"""The same for a worker with several cores of its own: a team of threads that grows or shrinks ends and starts threads,
-for tens of microseconds each, but for one that shrinks to a single thread, whose others sleep."""
+"""The same for a worker with several own cores. A team of threads that grows or shrinks starts and ends threads, at
+tens of microseconds each. Only shrinking to one thread is free: the others just sleep."""
 
 DOUBT_AFTER_NS = 500_000_000
-"""A worker whose step began so long ago may have died in it: the kernel is asked, once in so long a time."""
+"""A worker whose step began so long ago may have died. The kernel is asked then, and again after each such interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
     """A worker of the host.
 
-    cores: its own. usable: those that it may use at all. borrows: it also takes others' while they are idle.
+    cores: its own. usable: those that it may use at all. borrows: it also uses other workers' cores while they are
+        idle.
     """
 
     cores: frozenset[int]
@@ -34,10 +35,10 @@ class Owner:
 
 
 def divide_idle(working: Mapping[int, Owner]) -> dict[int, frozenset[int]]:
-    """The cores that none of those who work owns, divided among those of them who borrow.
+    """Divide the cores that no working worker owns among the working ones that borrow.
 
-    A core after the other, each goes to the one of them with the fewest cores, so that nobody stays behind by more
-    than one core that it may use. The numbers of workers break ties.
+    Goes core by core; each goes to the borrower with the fewest cores among those that may use it. So the shares differ
+    by at most one core where all may use the same cores. Ties go to the lowest worker number.
     """
     busy = {core for owner in working.values() for core in owner.cores}
     takers = {number: working[number] for number in sorted(working) if working[number].borrows}
@@ -50,21 +51,21 @@ def divide_idle(working: Mapping[int, Owner]) -> dict[int, frozenset[int]]:
 
 
 def choose_own(taken: Collection[frozenset[int]], usable: Collection[int], num_own: int) -> frozenset[int]:
-    """The cores of a worker that comes: those that the fewest others own, the first of them."""
+    """The cores of a worker that joins: those with the fewest other owners, lowest numbers first."""
     by_owners = sorted(usable, key=lambda core: (sum(core in cores for cores in taken), core))
     return frozenset(by_owners[:num_own])
 
 
 class CoreShare:
-    """One worker's place among those of its host. Used from one thread.
+    """One worker's share of the host's cores. Used from one thread.
 
-    ``own`` are ``num_own`` of the ``usable`` cores, or fewer where there are fewer; cores that nobody else owns first.
-    A worker that does not borrow takes part all the same: others may have its cores while it is idle.
+    ``own`` are ``num_own`` of the ``usable`` cores (fewer if there are fewer), preferably cores that nobody else owns.
+    A worker that does not borrow still takes part: others may borrow its cores while it is idle.
 
-    A look takes microseconds. What somebody borrows it gives back at its next look after the owner began to compute.
+    A look takes microseconds. A borrower returns a core at its first look after the owner began to compute.
 
     Raises:
-        CoreTableError: Workers of this host cannot tell each other anything.
+        CoreTableError: The workers of this host cannot share a table.
     """
 
     def __init__(
@@ -102,13 +103,13 @@ class CoreShare:
         return len(self._usable)
 
     def begin_step(self) -> frozenset[int]:
-        """Say that this worker computes, and the cores that it may compute on until it asks again."""
+        """Announce that this worker computes. Returns the cores that it may use until it asks again."""
         self._table.mark(computes=True)
         self._computes = True
         return self.look()
 
     def look(self) -> frozenset[int]:
-        """The cores that it may compute on from now on, within a step."""
+        """The cores that it may use from now on, within a step."""
         generation = self._table.generation
         if generation != self._generation:
             self._learn(generation)
@@ -117,7 +118,7 @@ class CoreShare:
         return self._cores
 
     def rest(self) -> None:
-        """Say that there is nothing to compute."""
+        """Announce that this worker has nothing to compute."""
         if not self._computes:
             return
         self._use(frozenset())
@@ -125,7 +126,7 @@ class CoreShare:
         self._computes = False
 
     def close(self) -> None:
-        """Leave the host's workers. Idempotent."""
+        """Leave the table. Idempotent."""
         self._table.close()
 
     def _borrow(self) -> None:
@@ -136,7 +137,7 @@ class CoreShare:
             slot = self._table.slot
             self._due = divide_idle({number: self._owner(number) for number in (*working, slot)})[slot]
         if self._due != self._borrowed:
-            # Whoever holds a core that is due to this worker now gives it back at its own next look: it is free then.
+            # A core that is due to this worker may still be in use by its borrower, who returns it at its next look.
             held = frozenset[int]().union(*(self._table.used(other) for other in working))
             self._use(self._due & (self._borrowed | (self._due - held)))
 
@@ -148,7 +149,7 @@ class CoreShare:
         return age_ns < DOUBT_AFTER_NS or self._lives(slot, word, now_ns)
 
     def _lives(self, slot: int, word: int, now_ns: int) -> bool:
-        """Whether somebody holds a slot in which nothing happened for long."""
+        """Whether the process of a slot that has not changed for long still lives."""
         known = self._doubts.get(slot)
         if known is None or known.word != word or now_ns - known.asked_ns >= DOUBT_AFTER_NS:
             known = self._doubts[slot] = _Doubt(word, now_ns, self._table.is_held(slot))
@@ -162,7 +163,7 @@ class CoreShare:
         )
 
     def _learn(self, generation: int) -> None:
-        """See who is there; and leave cores that others own too, where some have no owner any more."""
+        """Read who is there. If some cores have no owner, move away from cores that others own too."""
         self._generation, self._others, self._working = generation, self._table.others(), None
         taken = [self._table.own(other) for other in self._others]
         owned = frozenset[int]().union(*taken)
@@ -170,7 +171,7 @@ class CoreShare:
             return
         with self._table.changing() as may_change:
             if not may_change or self._table.generation != generation:
-                self._generation = -1  # the next look sees what the others make of it
+                self._generation = -1  # look again next time, when the other worker's change is complete
                 return
             self.own = choose_own(taken, self._usable, len(self.own))
             self._table.change_own(self.own)
@@ -178,7 +179,7 @@ class CoreShare:
         self._use(frozenset())
 
     def _use(self, borrowed: frozenset[int]) -> None:
-        """Tell the others which cores the steps from now on compute on."""
+        """Publish which cores this worker's steps use from now on."""
         cores = self.own | borrowed
         if cores != self._cores:
             self._table.use(cores)
@@ -186,7 +187,7 @@ class CoreShare:
 
 
 class _Doubt(NamedTuple):
-    """What the kernel said when it was asked whether the worker of a slot with this word lives."""
+    """The kernel's last answer to whether the worker of a slot is alive, for the slot's word at that time."""
 
     word: int
     asked_ns: int

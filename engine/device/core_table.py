@@ -1,9 +1,9 @@
-"""A small file in shared memory in which the workers of a host tell each other whose cores are idle. Free of torch.
+"""A small file in shared memory in which the workers of a host publish whose cores are idle. Does not import torch.
 
-It holds a header and one slot a worker. Only the worker writes to its slot, a word at a time, and each word means
-something by itself: whoever reads between two of its words sees one from before, and finds the other at its next step.
-So nobody waits for anybody. Whoever comes or goes holds a lock for that moment, and as long as it lives one on its
-slot, which the kernel takes from a process that dies, however it dies.
+It holds a header and one slot a worker. Only its worker writes to a slot, one word at a time, and each word is complete
+in itself. A reader may see one new and one old word, and corrects that at its next step. So readers and writers need no
+lock. A worker holds the join lock only while it joins or leaves. It also holds a lock on its slot for life; the kernel
+releases that lock when the process dies, however it dies.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Final, NamedTuple, Self
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 VERSION: Final = 1
-"""Of the layout: part of the file's name and its first word."""
+"""Version of the layout: part of the file's name and of its first word."""
 
 MAX_WORKERS: Final = 128
 MAX_CORES: Final = 1024
 JOIN_TIMEOUT_S: Final = 5.0
-"""How long a worker that comes or goes waits for others that do."""
+"""How long a worker that joins or leaves waits for others that do."""
 
 _JOIN_POLL_S: Final = 0.002
 _MAX_TRIES: Final = 10
@@ -50,12 +50,12 @@ PRIVATE_FILE: Final = 0o600
 
 
 class CoreTableError(Exception):
-    """Workers of this host cannot tell each other which cores are idle."""
+    """The workers of this host cannot share a table of idle cores."""
 
 
 class SlotState(NamedTuple):
-    """What the word of a slot says: whether its worker computes, since when it does or does not, in nanoseconds of the
-    host's monotonic clock, and whether it borrows cores."""
+    """The word of a slot: whether its worker computes, since when (nanoseconds of the host's monotonic clock), and
+    whether it borrows cores."""
 
     computes: bool
     borrows: bool
@@ -63,15 +63,15 @@ class SlotState(NamedTuple):
 
     @classmethod
     def of(cls, word: int) -> Self:
-        """What a word says."""
+        """Decode a word."""
         return cls(bool(word & _COMPUTES), bool(word & _BORROWS), word >> _TIME_SHIFT)
 
 
 class CoreTable:
-    """One worker's slot in the file of its host, and a view of the others'.
+    """One worker's slot in the host's file, and a view of the other slots.
 
     Raises:
-        CoreTableError: The folder is not this user's alone, the file is of another layout, there is no room, or the
+        CoreTableError: The folder is not this user's alone, the file has another layout, there is no room, or the
             system has no such locks.
     """
 
@@ -82,18 +82,20 @@ class CoreTable:
         try:
             self._file = self._open()
             self._memory = mmap.mmap(self._file, SIZE)
-        except (OSError, AttributeError) as error:  # AttributeError: no such locks
+        except (OSError, AttributeError) as error:  # AttributeError: this system has no OFD locks
             raise CoreTableError(f"{path} cannot be shared: {error}") from error
         self._words = memoryview(self._memory).cast("q")
         self.slot = self._take_slot()
 
     def _open(self) -> int:
-        """The file, sized, with its header, and the lock of who comes held; another one may be removing it."""
+        """Open the file at full size with its header, holding the join lock. Retries if another worker removes it
+        meanwhile.
+        """
         for _ in range(_MAX_TRIES):
             _make_private(self.path.parent)
             try:
                 file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
-            except FileNotFoundError:  # the folder was empty, and is removed
+            except FileNotFoundError:  # the folder was empty, and another worker removed it
                 continue
             try:
                 _wait_for_lock(file)
@@ -102,7 +104,7 @@ class CoreTable:
                     if state.st_uid != os.geteuid():
                         raise CoreTableError(f"{self.path} is another user's")
                     if state.st_size != SIZE:
-                        os.posix_fallocate(file, 0, SIZE)  # else memory that runs out kills who writes
+                        os.posix_fallocate(file, 0, SIZE)  # else a write kills the process when memory runs out
                         os.pwrite(file, struct.pack("q", _MAGIC), 0)
                     if os.pread(file, _WORD, 0) != struct.pack("q", _MAGIC):
                         raise CoreTableError(f"{self.path} is of another layout than version {VERSION}: remove it")
@@ -116,7 +118,9 @@ class CoreTable:
         raise CoreTableError(f"{self.path} is removed again and again")
 
     def _take_slot(self) -> int:
-        """The first slot that no living process holds; what dead ones left is cleared. Ends the lock of ``_open``."""
+        """Take the first slot that no living process holds, and clear those of dead ones. The join lock stays held; it
+        is released if all slots are taken.
+        """
         free = None
         for slot in range(MAX_WORKERS):
             if self.is_held(slot):
@@ -130,7 +134,7 @@ class CoreTable:
         return free
 
     def admit(self, own: frozenset[int], usable: frozenset[int]) -> None:
-        """Say which cores are this worker's; ends the lock that ``__init__`` took."""
+        """Publish this worker's cores, and release the join lock that ``__init__`` took."""
         for number, cores in ((_OWN, own), (_USABLE, usable), (_USED, own)):
             self._write_mask(self.slot, number, cores)
         self.mark(computes=False)
@@ -138,13 +142,13 @@ class CoreTable:
         _unlock(self._file, _JOIN_LOCK)
 
     def change_own(self, cores: frozenset[int]) -> None:
-        """Own other cores from now on; within ``changing``."""
+        """Own other cores from now on. Call it within ``changing``."""
         self._write_mask(self.slot, _OWN, cores)
         self._words[_GENERATION_WORD] += 1
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[bool]:
-        """Whether nobody else comes or goes while the block runs; never waits."""
+        """Try to take the join lock for the block, without waiting; yields whether it was taken."""
         has_lock = _lock(self._file, _JOIN_LOCK)
         try:
             yield has_lock
@@ -154,36 +158,36 @@ class CoreTable:
 
     @property
     def generation(self) -> int:
-        """Another number whenever somebody came, went, or has other cores of its own."""
+        """Changes whenever a worker joins, leaves, or gets other cores of its own."""
         return self._words[_GENERATION_WORD]
 
     def others(self) -> list[int]:
-        """The slots of all workers but this one; the same until ``generation`` changes."""
+        """The slots of all other workers; the same until ``generation`` changes."""
         return [slot for slot in range(MAX_WORKERS) if slot != self.slot and self.word(slot)]
 
     def word(self, slot: int) -> int:
-        """What a worker says of itself from step to step (``SlotState``); 0: there is none."""
+        """The state word of a worker (``SlotState``); 0: the slot is empty."""
         return self._words[_FIRST_SLOT // _WORD + slot]
 
     def mark(self, *, computes: bool) -> None:
-        """Say that this worker begins to compute now, or has nothing to compute from now on."""
+        """Publish that this worker begins to compute now, or is idle from now on."""
         state = _COMPUTES if computes else 0
         self._words[_FIRST_SLOT // _WORD + self.slot] = self._clock_ns() << _TIME_SHIFT | self._flags | state
 
     def own(self, slot: int) -> frozenset[int]:
-        """The cores of a worker."""
+        """The cores that a worker owns."""
         return self._read_mask(slot, _OWN)
 
     def usable(self, slot: int) -> frozenset[int]:
-        """The cores that it may use at all."""
+        """The cores that a worker may use at all."""
         return self._read_mask(slot, _USABLE)
 
     def used(self, slot: int) -> frozenset[int]:
-        """The cores that its step computes on."""
+        """The cores that a worker's step computes on."""
         return self._read_mask(slot, _USED)
 
     def use(self, cores: frozenset[int]) -> None:
-        """Say on which cores this worker's steps compute from now on."""
+        """Publish the cores that this worker's steps use from now on."""
         self._write_mask(self.slot, _USED, cores)
 
     def is_held(self, slot: int) -> bool:
@@ -191,7 +195,7 @@ class CoreTable:
         return _is_locked(self._file, 1 + slot)
 
     def close(self) -> None:
-        """Leave, and remove the file if nobody else is there."""
+        """Leave, and remove the file if no other worker is left."""
         if self._file < 0:
             return
         with contextlib.suppress(CoreTableError):
@@ -203,7 +207,7 @@ class CoreTable:
         self._release()
 
     def _release(self) -> None:
-        """Closing the file ends its locks."""
+        """Close the file, which also releases its locks."""
         file, self._file = self._file, -1
         self._words.release()
         self._memory.close()
@@ -230,12 +234,12 @@ class CoreTable:
 
 
 def table_path(name: str, shared_memory: Path = SHARED_MEMORY) -> Path:
-    """Where the workers of a cluster meet on each host; ``name`` is the cluster's own."""
+    """The file in which the workers of the cluster ``name`` meet on each host."""
     return shared_memory / f"baton-{os.geteuid()}" / f"cores-v{VERSION}-{name}"
 
 
 def remove_left_over(shared_memory: Path = SHARED_MEMORY) -> None:
-    """Remove this user's files of which no worker lives any more, and their folder if it is empty then."""
+    """Remove this user's files that no living worker holds, and their folder if it is empty then."""
     folder = table_path("", shared_memory).parent
     with contextlib.suppress(OSError, AttributeError):
         for path in folder.iterdir():
@@ -270,7 +274,7 @@ def _wait_for_lock(file: int) -> None:
 
 
 def _lock(file: int, byte: int) -> bool:
-    """Take the lock of one byte, for this open file; False where another one holds it."""
+    """Take the lock of one byte for this open file; False if another open file holds it."""
     try:
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What decode graphs need of a GPU, as a seam: without one, tests put a double in its place."""
+"""The interface between decode graphs and a GPU; tests without a GPU implement it with a fake."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import Protocol
 import torch
 
 Work = Callable[[], torch.Tensor]
-"""Work on the device that reads and writes the same memory whenever it is called, and allocates what it returns."""
+"""Work on the device that reads and writes the same memory at every call, and allocates only what it returns."""
 
 
 MAX_DRIVER_BYTES = 64 << 20
-"""What the driver keeps for one graph beside the memory that it works in, at most."""
+"""Most memory that the driver keeps for one graph, on top of the memory that the graph computes in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """own_bytes: what tensors of this process take. device_bytes: what is taken by whomever, for whatever."""
+    """own_bytes: taken by this process's tensors. device_bytes: taken on the whole device, by any process."""
 
     own_bytes: int
     device_bytes: int
 
     def growth_since(self, before: MemoryUse) -> int:
-        """Bytes that one graph took, by the driver's keeping too; but not what another process took meanwhile."""
+        """Bytes that one graph took, the driver's memory included; what other processes took meanwhile is left out."""
         own = self.own_bytes - before.own_bytes
         others = self.device_bytes - before.device_bytes - own
         return max(own, 0) + min(max(others, 0), MAX_DRIVER_BYTES)
 
 
 class Event(Protocol):
-    """A moment in the order of the device's work."""
+    """A point in the device's order of work."""
 
     def record(self) -> None:
-        """Let this be the moment after all that was queued so far."""
+        """Set this point behind all work queued so far."""
 
     def synchronize(self) -> None:
-        """Wait until it has passed; at once if it was never recorded."""
+        """Wait until the device has passed it; returns at once if it was never recorded."""
 
 
 class Graph(Protocol):
@@ -45,40 +45,40 @@ class Graph(Protocol):
 
     @property
     def output(self) -> torch.Tensor:
-        """What the work returned when it was captured; each replay writes its numbers anew."""
+        """The tensor that the work returned at its capture; each replay overwrites its contents."""
 
     def replay(self) -> None:
         """Queue the work, as one launch."""
 
 
 class GraphDevice(Protocol):
-    """A device that can capture work. Everything is queued in the order of the current stream."""
+    """A device that can capture work. All work is queued in the order of the current stream."""
 
     def warm_up(self, work: Work) -> None:
-        """Do the work once as a capture would, so that what happens only the first time is not captured."""
+        """Run the work once, under the conditions of a capture, so that one-time initialisation is not captured."""
 
     def capture(self, work: Work) -> Graph:
-        """Record the work without doing it. The memory of all graphs since the last ``release`` is shared.
+        """Record the work without running it. All graphs captured since the last ``release`` share memory.
 
         Raises:
             RuntimeError: The work holds something that cannot be captured, or memory ran out.
         """
 
     def release(self) -> None:
-        """Give back the memory of graphs that nobody holds any more; later captures share memory of their own."""
+        """Free the memory of graphs that are no longer referenced; later captures share a new pool."""
 
     def memory_use(self) -> MemoryUse:
-        """What is taken of the device's memory now."""
+        """The memory in use on the device now."""
 
     def new_staging(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """Zeroed host memory that the device can copy from while the host goes on."""
+        """Zeroed host memory that the device can copy from asynchronously."""
 
     def new_event(self) -> Event:
         """An event that was not recorded yet."""
 
 
 class CapturedGraph:
-    """A CUDA graph and the memory it leaves its result in."""
+    """A CUDA graph and the tensor that it writes its result to."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, output: torch.Tensor) -> None:
         self._graph = graph
@@ -90,7 +90,7 @@ class CapturedGraph:
 
 
 class CUDAGraphDevice:
-    """torch's CUDA graphs."""
+    """Captures work as torch's CUDA graphs."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -98,7 +98,9 @@ class CUDAGraphDevice:
         self._pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, work: Work) -> None:
-        """See ``GraphDevice``. On the capturing stream: matrix libraries keep a workspace for each."""
+        """See ``GraphDevice``. Runs on the capturing stream, since matrix libraries keep a workspace for each
+        stream.
+        """
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -107,7 +109,7 @@ class CUDAGraphDevice:
         torch.cuda.synchronize(self._device)
 
     def capture(self, work: Work) -> Graph:
-        """See ``GraphDevice``. Only this thread must keep off what a capture forbids: others may serve transfers."""
+        """See ``GraphDevice``. Only this thread must avoid calls that a capture forbids: others may be moving KV."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             output = work()
@@ -137,5 +139,5 @@ class CUDAGraphDevice:
 
 
 def graph_device_of(device: torch.device) -> GraphDevice | None:
-    """The device's way to capture; None where there is none."""
+    """The device's implementation; None if it cannot capture."""
     return CUDAGraphDevice(device) if device.type == "cuda" else None

@@ -12,13 +12,13 @@ from kv_transfer.layout import KEYS_AND_VALUES, KVLayout, KVRegion, MemoryKind
 
 
 class KVCache:
-    """All blocks of one engine, in one piece.
+    """All blocks of one engine, in one piece of memory.
 
     blocks: [num_blocks, num_kv_heads, layers_per_block, num_parts, block_size, head_dim], contiguous: a block is
         one region over all layers of its group, and each head's part of it is one range. On the CPU the memory is
         page-aligned, zeroed, and committed as it is touched.
-    num_scratch_blocks: more blocks behind those, for rows that stand for no request. No scheduler and no peer knows
-        of them: ``num_blocks`` and ``region`` leave them out.
+    num_scratch_blocks: extra blocks at the end, for padding rows. Schedulers and peers do not know of them:
+        ``num_blocks`` and ``region`` leave them out.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class KVCache:
 
     @property
     def scratch_block(self) -> int:
-        """A block that no request can have."""
+        """A block that is never given to a request."""
         assert len(self.blocks) > self.num_blocks, "the cache has no scratch block"
         return self.num_blocks
 
     @property
     def region(self) -> KVRegion:
-        """Where the cache lies, for a connector. The cache must outlive the registration."""
+        """The cache's memory, for a connector to register. The cache must outlive the registration."""
         on_cpu = self.blocks.device.type == "cpu"
         return KVRegion(
             base_address=self.blocks.data_ptr(),
@@ -64,18 +64,19 @@ class KVCache:
         return self.blocks[:, :, index, 0].transpose(1, 2)
 
     def values(self, index: int) -> torch.Tensor:
-        """Values of the ``index``-th layer of a block, laid out as ``keys``: a view. Of latents, the latents."""
+        """Values of the ``index``-th layer of a block, laid out as ``keys``: a view. In a latent cache, the latents."""
         return self.blocks[:, :, index, -1].transpose(1, 2)
 
     def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Copy blocks, [num_copied] int64 where the blocks lie; no target is a source."""
+        """Copy whole blocks. sources, targets: [num_copied] int64 on the cache's device; no target is also a source."""
         self.blocks.index_copy_(0, targets, self.blocks.index_select(0, sources))
 
     def write(
         self, index: int, places: tuple[torch.Tensor, torch.Tensor], key: torch.Tensor, value: torch.Tensor
     ) -> None:
-        """Put keys and values, [num_tokens, num_kv_heads, head_dim], of the ``index``-th layer of a block where
-        ``places`` says: blocks and offsets in them. Of latents, the values are in the keys.
+        """Write keys and values, [num_tokens, num_kv_heads, head_dim], to the ``index``-th layer of blocks. ``places``
+        are the block ids and the offsets in the blocks. In a latent cache only the keys are written: they hold the
+        values too.
         """
         self.keys(index).index_put_(places, key)
         if self.layout.num_parts == KEYS_AND_VALUES:
@@ -83,11 +84,11 @@ class KVCache:
 
 
 def _allocate(num_bytes: int) -> mmap.mmap:
-    """Zeroed memory in huge pages where the system has them: blocks lie scattered, and small pages cost attention a
-    tenth of its speed in address translation.
+    """Zeroed memory, in huge pages where the system has them. Blocks are scattered, and with small pages address
+    translation costs attention a tenth of its speed.
     """
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # the kernel has no huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

@@ -1,4 +1,4 @@
-"""How many KV blocks fit: the arithmetic, and the measurements it starts from."""
+"""How many KV blocks fit: the arithmetic, and the memory measurements behind it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kv_transfer.layout import KVLayout
 MIB = 1 << 20
 DEFAULT_CPU_BYTES = 1 << 30
 MAX_CPU_SHARE = 0.4
-"""Of the memory that is available, what a cache may take on the CPU when no size is given."""
+"""Largest share of the available memory that a cache takes on a CPU when no size is configured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheDemand:
-    """What is asked of the cache: sequences of ``max_model_len`` tokens, ``max_num_seqs`` of them at once.
+    """What the cache must hold: up to ``max_num_seqs`` sequences of ``max_model_len`` tokens at once.
 
-    ``chunk_tokens`` is the most that a step computes of one of them.
+    ``chunk_tokens``: most tokens of one sequence that a step computes.
     """
 
     layout: KVLayout
@@ -30,21 +30,23 @@ class CacheDemand:
 
     @property
     def blocks_per_sequence(self) -> int:
-        """Blocks that the longest sequence holds at once: of a group with a window, those of its window."""
+        """Blocks that the longest sequence holds at once; for a group with a sliding window, only those in the
+        window.
+        """
         return self.layout.cache_groups.num_blocks_at_once(self.max_model_len, chunk_tokens=self.chunk_tokens)
 
     def max_tokens(self, num_blocks: int) -> int | None:
-        """Tokens of the longest sequence that so many blocks can hold; None: of any length."""
+        """Tokens of the longest sequence that fits in ``num_blocks`` blocks; None: any length fits."""
         return self.layout.cache_groups.max_tokens(num_blocks, chunk_tokens=self.chunk_tokens)
 
     @property
     def max_useful_blocks(self) -> int:
-        """Blocks with which every sequence could reach its full length at once."""
+        """Blocks with which every sequence could reach its full length at once; more would never be used."""
         return self.blocks_per_sequence * self.max_num_seqs
 
     @property
     def bytes_per_sequence(self) -> int:
-        """Bytes of the longest sequence."""
+        """Bytes of KV of the longest sequence."""
         return self.blocks_per_sequence * self.layout.block_bytes
 
 
@@ -57,8 +59,8 @@ class MemoryBudget:
 
 
 def cpu_budget(cache: CacheConfig, demand: CacheDemand, *, available_bytes: int | None = None) -> MemoryBudget:
-    """What the cache may take on the CPU: the bytes given, else 1 GiB or one full sequence, within 40 % of what is
-    available.
+    """What the cache may take on the CPU: the configured bytes, else 1 GiB or one full sequence, whichever is more, but
+    at most 40 % of the available memory.
     """
     if cache.kv_cache_bytes is not None:
         return MemoryBudget(num_bytes=cache.kv_cache_bytes, reason=f"kv_cache_bytes = {cache.kv_cache_bytes}")
@@ -74,7 +76,7 @@ def cpu_budget(cache: CacheConfig, demand: CacheDemand, *, available_bytes: int 
 
 
 GPU_CONTEXT_BYTES = 600 << 20
-"""About what a CUDA context with its libraries takes of a GPU, beside the memory that torch asks for."""
+"""About what a CUDA context with its libraries takes of a GPU, on top of the memory that torch allocates."""
 
 
 def gpu_budget(
@@ -86,10 +88,10 @@ def gpu_budget(
     graph_bytes: int = 0,
     free_bytes: int | None = None,
 ) -> MemoryBudget:
-    """What the cache may take on a GPU: the engine's share of the device, less what the engine uses already, and what
-    a step and the decode graphs add to that; and no more than is free, if that is known.
+    """What the cache may take on a GPU: the engine's share of the device, less what the engine uses already, a step's
+    peak, and the decode graphs; at most what is free, if that is known.
 
-    Other engines on the same GPU have shares of their own: what they use is none of this one's, whoever starts first.
+    Other engines on the same GPU have shares of their own, so what they use does not count against this one's share.
     """
     if cache.kv_cache_bytes is not None:
         return MemoryBudget(num_bytes=cache.kv_cache_bytes, reason=f"kv_cache_bytes = {cache.kv_cache_bytes}")
@@ -109,7 +111,7 @@ def gpu_budget(
 
 
 def size_reason(cache: CacheConfig, demand: CacheDemand, budget: MemoryBudget | None) -> str:
-    """Why a cache has the size that ``choose_num_blocks`` gives it, for people; empty where that is not known."""
+    """Why ``choose_num_blocks`` gives a cache its size, as text for people; empty if unknown."""
     if cache.num_blocks is not None:
         return f"num_blocks = {cache.num_blocks}"
     if budget is None:
@@ -120,7 +122,7 @@ def size_reason(cache: CacheConfig, demand: CacheDemand, budget: MemoryBudget | 
 
 
 def choose_num_blocks(cache: CacheConfig, demand: CacheDemand, budget: MemoryBudget) -> int:
-    """How many blocks to allocate: what fits, and no more than could ever be in use at once.
+    """How many blocks to allocate: as many as fit, but no more than could ever be used at once.
 
     Raises:
         ConfigError: One sequence of ``max_model_len`` would not fit; the message holds the arithmetic.
@@ -147,5 +149,5 @@ def choose_num_blocks(cache: CacheConfig, demand: CacheDemand, budget: MemoryBud
 
 
 def mib(num_bytes: int) -> str:
-    """Bytes for people."""
+    """Bytes as MiB, as text for people."""
     return f"{num_bytes / MIB:.1f} MiB"

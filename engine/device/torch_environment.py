@@ -1,6 +1,6 @@
-"""What torch and the OpenMP runtime under it read from the environment. To be set before torch is loaded.
+"""Environment variables that torch and its OpenMP runtime read. Set them before torch is loaded.
 
-Free of torch, for the runtime reads its variables when it is loaded, once.
+Does not import torch: the runtime reads its variables once, when it is loaded.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ import os
 import sys
 
 SPIN_COUNT = 30_000
-"""So often a thread looks whether there is more to do before it sleeps: a tenth of the runtime's own number, with which
-the other processes of a machine, the router first of all, wait for the core for milliseconds. With much fewer looks
-threads sleep between the products of a step whenever another process delays one of them, and waking them takes longer
-than the delay (`benchmarks/worker_step.py` counts it in a cluster; alone an engine shows nothing of it).
+"""How many times an idle thread checks for more work before it sleeps: a tenth of the runtime's default. With the
+default, other processes of the machine, above all the router, wait milliseconds for a core. With a much lower count,
+threads go to sleep between a step's products whenever another process delays one of them, and waking them takes longer
+than the delay (`benchmarks/worker_step.py` measures it in a cluster; a lone engine does not show it).
 """
 
 _SPINNING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 _HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-"""With 1, torch asks the system for pages of 2 MiB for tensors of as much and more. Read at its first allocation."""
+"""If 1, torch asks the system for 2 MiB pages for tensors of at least that size. Read at its first allocation."""
 
 
 def prepare_torch(num_threads: int | None) -> None:
-    """Set how large tensors lie in memory, what a team of threads does between products, and how many threads one has
-    that nobody told otherwise.
+    """Set how threads wait between products, how many threads there are by default, and huge pages for large tensors.
 
-    Packed weights come to lie in what was freed while they were made: in pages of 4 KiB each load scatters them anew,
-    and decode steps, which read all of them, took up to a tenth longer after some loads than after others.
-    Ray gives each actor ``OMP_NUM_THREADS=1``. What whoever started the process said about spinning and pages stands.
-    Once torch is loaded nothing here changes threads, and once it has allocated something, nothing changes pages.
+    Packed weights are placed in memory that was freed while they were made. In 4 KiB pages each load scatters them
+    differently, and decode steps, which read all of them, took up to a tenth longer after some loads than after others.
+    Ray gives each actor ``OMP_NUM_THREADS=1``, which ``num_threads`` overrides. Settings for spinning and pages that
+    are already in the environment win. The thread settings take effect only before torch is loaded, the page setting
+    only before torch's first allocation.
     """
     os.environ.setdefault(_HUGE_PAGES, "1")
     if "torch" in sys.modules:
