@@ -1,1 +1,1 @@
-"""Machine code of our own for the CPU, compiled by numba and run on torch's threads."""
+"""Our own CPU kernels, compiled by numba and run on torch's threads."""

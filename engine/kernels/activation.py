@@ -1,4 +1,4 @@
-"""The bend of an MLP in one pass, compiled: of a gate that what is beside it is multiplied with, or of all there is."""
+"""An MLP's activation in one compiled pass: of gate and up projections, or of one projection without a gate."""
 
 from functools import cache
 
@@ -26,15 +26,15 @@ PART = 1024
 
 # The fields of the parameter block, all int64.
 COUNTER, INPUT, OUTPUT, NUMBERS = range(4)  # addresses
-NUM_ROWS, SIZE, KIND, OUTPUT_STRIDE = 4, 5, 6, 7  # the stride in numbers
+NUM_ROWS, SIZE, KIND, OUTPUT_STRIDE = 4, 5, 6, 7  # the stride counts elements
 NUM_PARAMETERS = 8
 
 ALPHA, LIMIT = range(2)
 NUM_CLAMP_NUMBERS = 2
-"""What lies at NUMBERS, as float32: those of a clamped gate; others do not look at them."""
+"""float32 numbers at NUMBERS, which only CLAMPED_GATE reads: alpha and limit."""
 
 SILU_GATE, GELU_TANH_GATE, GELU_TANH, CLAMPED_GATE, GELU_GATE, GELU = range(6)
-"""Kinds: silu(gate) * up, gelu(gate) * up, gelu, and what ``GateClamp`` says; see ``Activation`` for both GELUs."""
+"""Kinds: silu(gate) * up, gelu(gate) * up, gelu, and ``GateClamp``'s formula; for both GELUs see ``Activation``."""
 
 
 _ERROR_POLYNOMIAL = np.array(ERROR_POLYNOMIAL, dtype=np.float32)
@@ -42,7 +42,7 @@ _ERROR_POLYNOMIAL = np.array(ERROR_POLYNOMIAL, dtype=np.float32)
 
 @njit(**PART_OPTIONS)
 def _gelu_share(g):
-    """As ``row_loops`` has it, for one number."""
+    """gelu(g) / g for one number, as in ``row_loops``."""
     half_z = abs(g) * np.float32(ERROR_SLOPE)
     t = np.float32(1.0) / (half_z + np.float32(1.0))
     p = np.float32(0.0)
@@ -54,24 +54,24 @@ def _gelu_share(g):
 
 @njit(**PART_OPTIONS)
 def _share(kind, g):
-    """What part of a number is left of it."""
+    """activation(g) / g for one number."""
     if kind in (GELU_GATE, GELU):
         return _gelu_share(g)
     bent = g if kind == SILU_GATE else g * (np.float32(GELU_CUBE) * (g * g) + np.float32(GELU_LINE))
-    small = exp(-abs(bent))  # never above one, whatever the sign of the gate
+    small = exp(-abs(bent))  # at most one, whatever the sign of the gate
     return (np.float32(1.0) if bent >= np.float32(0.0) else small) / (np.float32(1.0) + small)
 
 
 @njit(**PART_OPTIONS)
 def has_no_gate(kind):
-    """True of a kind without a gate."""
+    """True for a kind without a gate."""
     return kind in (GELU_TANH, GELU)
 
 
 @njit(**PART_OPTIONS)
 def bend_row(kind, gate, up, output, count, like):
-    """Bend a row whose length is a multiple of ``LANES``, of numbers of the type of ``like``; all but it are addresses
-    and a count.
+    """Apply the activation to a row whose length is a multiple of ``LANES``. ``like`` is a number of the row's type;
+    the other arguments are addresses and a count.
     """
     if kind == SILU_GATE:
         silu_gate_row(gate, up, output, count, like)
@@ -87,7 +87,7 @@ def bend_row(kind, gate, up, output, count, like):
 
 @njit(**PART_OPTIONS)
 def _bend(kind, gate, up, output):
-    """``up`` is not looked at where there is no gate."""
+    """Apply the activation to a row of any length. ``up`` is not read if the kind has no gate."""
     whole = len(gate) // LANES * LANES
     if whole > 0:
         bend_row(kind, address_of(gate), address_of(up), address_of(output), whole, gate[0])
@@ -99,7 +99,7 @@ def _bend(kind, gate, up, output):
 
 @njit(**PART_OPTIONS)
 def _clamp(gate, up, output, alpha, limit):
-    """The bend of a clamped gate."""
+    """The activation of a clamped gate."""
     whole = len(gate) // LANES * LANES
     if whole > 0:
         clamped_gate_row(address_of(gate), address_of(up), address_of(output), whole, alpha, limit, gate[0])
@@ -113,8 +113,8 @@ def _clamp(gate, up, output, alpha, limit):
 
 @njit(**PART_OPTIONS)
 def _run(p, source, numbers, output):
-    """Take parts of rows from the shared counter. source: [num_rows, 2 * size], the gate first, or without a gate
-    [num_rows, size]; output: [num_rows, size] or wider.
+    """Take parts of rows from the shared counter. source: [num_rows, 2 * size], the gate first, or [num_rows, size]
+    without a gate; output: [num_rows, size] or wider.
     """
     size, kind = p[SIZE], p[KIND]
     behind = 0 if has_no_gate(kind) else size

@@ -1,4 +1,4 @@
-"""A compiled kernel with its parameter block, ready to be called again and again."""
+"""A compiled kernel with its parameter block, ready for repeated calls."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from engine.kernels.compiled_once import Kernel, compile_now, want
 from engine.kernels.thread_team import ThreadFunction, parallel_region
 
 ELEMENTS_PER_THREAD = 1 << 15
-"""A kernel that touches fewer numbers than this runs on the calling thread: waking others takes longer."""
+"""A kernel that touches fewer numbers runs on the calling thread alone: waking other threads takes longer."""
 
 
 class KernelCall:
-    """``parameters`` are what the kernel reads; its first one is the counter that shares the work out.
+    """``parameters`` are the kernel's arguments; the first one is the counter that threads take work from.
 
-    The kernel is compiled by ``compile_wanted``, or by the first run. One call at a time: whoever owns it fills the
-    parameters and runs.
+    The kernel is compiled by ``compile_wanted``, or by the first run. One call at a time: its owner fills in the
+    parameters, then runs.
     """
 
     def __init__(self, kernel: Kernel, num_parameters: int) -> None:
@@ -33,7 +33,7 @@ class KernelCall:
         want(kernel)
 
     def run(self, *, max_threads: int) -> None:
-        """Run on up to ``max_threads`` threads, and wait. Without a team to enter, the calling thread does it all."""
+        """Run on up to ``max_threads`` threads, and wait; without an OpenMP team, on the calling thread alone."""
         self._counter.value = 0
         num_threads = min(torch.get_num_threads(), max_threads)
         if num_threads == 1 or self._enter_team is None:
@@ -44,7 +44,7 @@ class KernelCall:
             self._enter_team(self._address, self._parameters_address, num_threads, 0)
 
     def run_over(self, num_elements: int) -> None:
-        """Run on as many threads as that many numbers are worth."""
+        """Run on as many threads as ``num_elements`` numbers justify."""
         self.run(max_threads=1 + num_elements // ELEMENTS_PER_THREAD)
 
     def _compile(self) -> None:

@@ -1,4 +1,4 @@
-"""How kernels are compiled, where their machine code is kept, and what most of them share."""
+"""How kernels are compiled, where their machine code is cached, and helpers that most of them share."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ROOT_USER = 0
 
 
 def cache_folder(wanted: str) -> Path | None:
-    """A folder in ``wanted``, if that is not empty and can be written; else beside this file or in the user's caches.
+    """A folder under ``wanted`` if that is given and writable; else beside this file or in the user's cache directory.
 
-    numba compiles anew when the file of a function changes, and would not see a change in what it calls from other
-    files: each state of this package has a folder of its own. What is in it is run, so one that other users can write
-    or own is left alone.
+    numba recompiles a function when its own file changes, but does not notice changes in functions that it calls from
+    other files. So each state of this package has its own folder. Code from the folder is executed, so a folder that
+    other users own or can write to is not used.
 
     Returns:
         None if no place can be written; all that costs is compiling at every start.
@@ -49,39 +49,39 @@ def _is_ours(folder: Path) -> bool:
 
 
 FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
-"""Sums may be reordered, so that they run in vector registers; NaN and infinity keep their meaning."""
+"""Sums may be reordered so that they run in vector registers; NaN and infinity keep their meaning."""
 
 
 FOLDER = cache_folder(config.CACHE_DIR)
-"""Where compiled kernels are kept; None: nowhere."""
+"""The cache folder of compiled kernels; None: they are not cached."""
 
 if FOLDER is not None:
     config.CACHE_DIR = str(FOLDER)
 
 OPTIONS = {"fastmath": FASTMATH, "error_model": "numpy", "cache": FOLDER is not None}
-"""``numpy``: dividing by zero is a number here; an exception would leave the other rows of the batch uncomputed."""
+"""``numpy``: dividing by zero gives a number. An exception would leave the other rows of the batch uncomputed."""
 
 PART_OPTIONS = {**OPTIONS, "cache": False, "forceinline": True}
-"""For the parts of a kernel, which are kept with it. A part that stays a function of its own is there twice, optimised
-alone and with its kernel, and not to the same bits; which one runs depends on whether this process compiled the kernel
-or loaded it."""
+"""For functions that are only called from kernels, and cached with them. Without forced inlining numba keeps two
+versions of such a function, optimised alone and with its kernel, whose results differ in bits; which one runs would
+depend on whether this process compiled the kernel or loaded it."""
 
 STORAGE = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.int16, "bfloat16 pairs": np.uint32}
-"""How a kernel sees the numbers of a dtype; ``widen`` and ``narrow`` know by it what they are. Pairs are only for
-``tile_product``."""
+"""The type by which a kernel sees numbers of a dtype; ``widen`` and ``narrow`` tell dtypes apart by it. Pairs are only
+for ``tile_product``."""
 
 
 def compile_kernel(function):
     """The address of ``function`` as ``void function(void *)``.
 
-    The first call on a machine compiles for seconds, later ones load what that left in the cache folder.
+    The first call on a machine compiles for seconds; later ones load the result from the cache folder.
     """
     return cfunc(types.void(types.voidptr), cache=OPTIONS["cache"])(function).address
 
 
 @njit(**PART_OPTIONS)
 def exp(x):
-    """e to the x for x <= 0, to about one unit in the last place. Loops over it are vectorised, over libm's not."""
+    """e to the x for x <= 0, to about one unit in the last place. Loops over it are vectorised, unlike over libm's."""
     x = np.float32(-87.0) if x < np.float32(-87.0) else x
     whole = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
     rest = x - whole * np.float32(0.693145751953125)
@@ -98,12 +98,12 @@ def exp(x):
 
 SCALE, SOFTCAP = range(2)
 NUM_SCORE_NUMBERS = 2
-"""What a layer's scores go by, float32; a softcap of 0 is none."""
+"""A layer's float32 numbers for scores: SCALE and SOFTCAP; a softcap of 0 is none."""
 
 
 @njit(**PART_OPTIONS)
 def _tanh(x):
-    """The hyperbolic tangent to a few units in the last place: near zero by its series, where a difference cancels."""
+    """tanh to a few units in the last place; near zero by its series, since the difference would cancel there."""
     square = x * x
     series = np.float32(-17.0 / 315.0) * square + np.float32(2.0 / 15.0)
     series = (series * square - np.float32(1.0 / 3.0)) * square * x + x
@@ -115,7 +115,7 @@ def _tanh(x):
 
 @njit(**PART_OPTIONS)
 def cap_scores(scores, count, scale, softcap):
-    """Bend the first ``count`` scores, which are still to be multiplied with ``scale``, below ``softcap``."""
+    """Apply ``softcap`` to the first ``count`` scores, which are not multiplied with ``scale`` yet."""
     inner, outer = scale / softcap, softcap / scale
     for t in range(count):
         scores[t] = outer * _tanh(scores[t] * inner)
@@ -123,17 +123,17 @@ def cap_scores(scores, count, scale, softcap):
 
 @njit(**PART_OPTIONS)
 def add_to_each(numbers, count, number):
-    """Add a number to the first ``count``. As an operation on a part of an array it takes numba a second to compile:
-    such a part may not fit, which is told in words."""
+    """Add a number to the first ``count`` numbers. Written as a slice operation it would take numba a second to
+    compile, because of the error message for slices that do not fit."""
     for index in range(count):
         numbers[index] += number
 
 
 @njit(**PART_OPTIONS)
 def start_softmax(sinks, has_sinks, scale, group, maxima, totals):
-    """The running maximum and the sum of weights before the first key, for rows whose heads follow each other.
+    """Start the running maximum and the sum of weights, before the first key. Rows are the heads of a group in order.
 
-    sinks: scores of the group's heads, already multiplied with what ``scale`` will multiply the other scores with.
+    sinks: scores of the group's heads, already scaled; other scores are still to be multiplied with ``scale``.
     """
     for row in range(len(maxima)):
         maxima[row] = sinks[row % group] / scale if has_sinks else np.float32(-np.inf)

@@ -1,7 +1,7 @@
-"""Shares the work of compiling among the processes of a machine: each kernel is compiled by one, the others load it.
+"""Shares compilation among the processes of a machine: one process compiles a kernel, the others load it.
 
-Workers that start together want the same kernels. What one of them compiles the others leave to it, and go on with
-what nobody compiles yet.
+Workers that start together want the same kernels. A worker skips a kernel that another one is compiling, and compiles
+one that nobody is working on.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from functools import partial
 from engine.kernels.compiled import FOLDER
 
 Kernel = partial[int]
-"""What compiles a kernel and returns its address, or returns that of one that is compiled; with its arguments."""
+"""Compiles a kernel, or loads it if it is compiled, and returns its address; with its arguments bound."""
 
 PATIENCE_S = 60.0
-"""Several times what the slowest kernel takes."""
+"""How long to wait for another process: several times what the slowest kernel takes."""
 
 POLL_PERIOD_S = 0.02
 
 _wanted: dict[str, Kernel] = {}
-"""What is wanted and may not be compiled yet, by name."""
+"""Kernels that are wanted and may not be compiled yet, by name."""
 
 _compiled: set[str] = set()
-"""The names of what this process has."""
+"""Names of the kernels that this process has compiled or loaded."""
 
 
 def want(kernel: Kernel) -> None:
-    """Have the next ``compile_wanted`` compile a kernel."""
+    """Register a kernel for the next ``compile_wanted``."""
     name = name_of(kernel)
     if name not in _compiled:
         _wanted.setdefault(name, kernel)
 
 
 def compile_wanted(*, patience_s: float = PATIENCE_S) -> None:
-    """Compile all that is wanted, and what another process compiles meanwhile behind that."""
+    """Compile all registered kernels. Those that another process is compiling come last, and are loaded from it."""
     while _wanted:
         left = [kernel for kernel in list(_wanted.values()) if not compile_now(kernel, patience_s=0.0)]
         if left:
@@ -46,11 +46,11 @@ def compile_wanted(*, patience_s: float = PATIENCE_S) -> None:
 
 
 def compile_now(kernel: Kernel, *, patience_s: float = PATIENCE_S) -> bool:
-    """Compile a kernel, or load it, after another process that compiles it has done so.
+    """Compile a kernel, or load it once another process has compiled it.
 
     Returns:
-        False where one is at it and we do not wait for that. Behind ``patience_s`` we compile it as well: that process
-        may stand still.
+        False if another process is compiling it and ``patience_s`` is 0. With patience, we wait that long and then
+        compile it as well, since that process may hang.
     """
     name = name_of(kernel)
     deadline_s = time.monotonic() + patience_s
@@ -68,17 +68,16 @@ def compile_now(kernel: Kernel, *, patience_s: float = PATIENCE_S) -> bool:
 
 
 def name_of(kernel: Kernel) -> str:
-    """What tells a kernel from all others of this process."""
+    """A name of the kernel that is unique within this process."""
     return f"{kernel.func.__module__}.{kernel.func.__qualname__} {kernel.args} {sorted(kernel.keywords.items())}"
 
 
 @contextmanager
 def _turn(name: str) -> Iterator[bool]:
-    """Hold the lock of what makes kernels; yields False if another process has it.
+    """Hold the lock of the function that makes a kernel; yields False if another process has it.
 
-    Those that it makes of other arguments take the same lock: numba lists all of them in one file, and who writes that
-    while another process does drops what that has added. Where there is no folder that keeps kernels, or locks cannot
-    be had in it, everybody compiles.
+    Kernels of one function share a lock, whatever their arguments: numba lists them in one index file, and two
+    processes that write it at once lose entries. Without a cache folder or file locks, every process compiles.
     """
     with contextlib.ExitStack() as held:
         is_free = True

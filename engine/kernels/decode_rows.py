@@ -1,6 +1,6 @@
-"""Passes over the rows of a decode step, compiled: its inputs before the model runs, its tokens afterwards.
+"""Compiled passes over the rows of a decode step: its inputs before the model runs, its tokens afterwards.
 
-One pass for all of it, because a step's weights push everything else out of the caches; see
+Each does everything in one pass, because a step's weights push all other data out of the caches; see
 ``engine.scheduler.requests.row_passes``.
 """
 
@@ -40,13 +40,14 @@ def lay_out(
 ):
     """Write the inputs of a step in which each of ``rows`` computes the token at its position ``at``.
 
-    token_ids, block_tables [num_groups, num_rows, num_columns], is_argmax_only: of all rows there are. windows:
-    [num_groups], 0 for none. The other arrays are written: ends with the positions behind ``at``; slots as
-    [num_groups, num_rows]; tables, as [num_groups, num_rows, num_columns], with the columns of ``block_tables`` that
-    some row needs, those before a row's window with the first block in it.
+    Read, for all rows of the batch: token_ids, block_tables [num_groups, num_rows, num_columns], is_argmax_only;
+    windows: [num_groups], 0 for none.
+    Written: ends, the positions after ``at``; slots, [num_groups, num_rows]; tables, [num_groups, num_rows,
+    num_columns] with only the columns that some row needs, in which columns before a row's window name the window's
+    first block; and the other arrays.
 
     Returns:
-        (num_columns, number of tokens that are negative, number of rows that are bare).
+        (num_columns, number of tokens that are negative, number of rows that are argmax only).
     """
     last = 0
     for i in range(len(rows)):
@@ -74,6 +75,6 @@ def lay_out(
 
 @njit(types.void(_TABLE, _INTS, _INTS, _INTS), **OPTIONS)
 def store(token_ids, rows, positions, sampled):
-    """token_ids[row, position] = sampled, for each."""
+    """token_ids[row, position] = sampled, for each sample."""
     for i in range(len(rows)):
         token_ids[rows[i], positions[i]] = sampled[i]

@@ -1,6 +1,6 @@
-"""Loops over vector registers, built for LLVM: what compilers turn into scalar code where types are mixed.
+"""Loops over vector registers, built for LLVM. Compilers turn such loops into scalar code when types are mixed.
 
-All loops take ``LANES`` numbers at a time; whoever calls them sees to the rest of a row.
+All loops take ``LANES`` numbers at a time; callers handle the rest of a row.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _FEATURES = binding.get_host_cpu_features()
 _HAS_AVX512 = _FEATURES.get("avx512f", False)
 
 LANES = 16 if _HAS_AVX512 else 8
-"""Numbers in a vector register."""
+"""float32 numbers in a vector register."""
 
 HAS_BFLOAT16_UNIT = bool(_HAS_AVX512 and _FEATURES.get("avx512bf16", False))
-"""True where instructions multiply pairs of bfloat16, and round to it."""
+"""True if the CPU has instructions that multiply pairs of bfloat16 and that round to bfloat16."""
 
-if HAS_BFLOAT16_UNIT:  # LLVM's names for them take a type that llvmlite cannot spell
+if HAS_BFLOAT16_UNIT:  # LLVM's names for them take a type that llvmlite cannot express
     binding.initialize_native_asmparser()
 
 F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
@@ -37,7 +37,7 @@ Step = Callable[[Any, Any], Any]
 
 
 class Lanes:
-    """Operations on vectors at a place in a function that is being built."""
+    """Emits operations on vectors at the builder's place in a function."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
@@ -49,7 +49,7 @@ class Lanes:
     def fold_all(
         self, count: Any, firsts: list[Any], step: Callable[[Any, list[Any]], list[Any]], *, stride: int = LANES
     ) -> list[Any]:
-        """The same for several states at once, for offsets that are ``stride`` apart."""
+        """Like ``fold`` for several states at once, with offsets ``stride`` apart."""
         b = self.builder
         before, body, after = b.block, b.append_basic_block("lanes"), b.append_basic_block("folded")
         b.branch(body)
@@ -67,7 +67,7 @@ class Lanes:
         return results
 
     def reduce(self, lanes: Any, join: Callable[[Any, Any], Any]) -> Any:
-        """Join all lanes, half with half."""
+        """Combine all lanes into one number, halving the vector each time."""
         b, width = self.builder, LANES
         while width > 1:
             width //= 2
@@ -76,7 +76,7 @@ class Lanes:
         return b.extract_element(lanes, ir.Constant(I32, 0))
 
     def load(self, address: Any, offset: Any, like: Any) -> Any:
-        """Stored numbers of the type ``like`` as float32; see ``machine_code`` for the types."""
+        """Load stored numbers of the type of ``like`` as float32; see ``machine_code`` for the types."""
         b, kind = self.builder, _stored(like)
         numbers = b.load(self._place(address, offset, like), align=num_bytes(like))
         if like == types.uint16:
@@ -84,7 +84,7 @@ class Lanes:
         return b.fpext(numbers, FLOATS) if kind is _HALVES else numbers
 
     def store(self, numbers: Any, address: Any, offset: Any, like: Any) -> None:
-        """Float32 rounded to the nearest stored numbers."""
+        """Round float32 to the nearest stored numbers of the type of ``like``, and store them."""
         b = self.builder
         if like == types.uint16:
             numbers = self._to_bfloat16(numbers)
@@ -94,7 +94,7 @@ class Lanes:
         b.store(numbers, b.bitcast(place, numbers.type.as_pointer()), align=num_bytes(like))
 
     def spread(self, number: Any) -> Any:
-        """A number in all lanes."""
+        """The number in all lanes."""
         b, unset = self.builder, ir.Constant(FLOATS, ir.Undefined)
         lowest = b.insert_element(unset, number, ir.Constant(I32, 0))
         return b.shuffle_vector(lowest, unset, ir.Constant(INTS, [0] * LANES))
@@ -108,12 +108,12 @@ class Lanes:
         return self._call("fabs", x)
 
     def larger(self, x: Any, y: Any) -> Any:
-        """x where it is greater, else y: a NaN in x does not count."""
+        """x where it is greater, else y: a NaN in x is ignored."""
         b = self.builder
         return b.select(b.fcmp_ordered(">", x, y), x, y)
 
     def exponential(self, x: Any) -> Any:
-        """e to the x for x <= 0, by the polynomial of ``compiled.exp``; what is below e^-87 is 0."""
+        """e to the x for x <= 0, by the polynomial of ``compiled.exp``; results below e^-87 are 0."""
         b = self.builder
         lowest = floats(_LOWEST_EXPONENT)
         is_tiny = b.fcmp_ordered("<", x, lowest)
@@ -152,25 +152,26 @@ class Lanes:
 
 
 def floats(value: float) -> Any:
-    """A constant in all lanes."""
+    """A float constant in all lanes."""
     return ir.Constant(FLOATS, [value] * LANES)
 
 
 def multiply_add_pairs() -> Any:
-    """total + x * w in float32, of INTS that hold a pair of neighbouring bfloat16 each. For ``HAS_BFLOAT16_UNIT``.
+    """The intrinsic total + x * w in float32, for INTS that each hold a pair of neighbouring bfloat16. Needs
+    ``HAS_BFLOAT16_UNIT``.
 
-    LLVM's own name for it takes a type that llvmlite cannot spell.
+    LLVM's own name for it takes a type that llvmlite cannot express.
     """
     return ir.InlineAsm(ir.FunctionType(FLOATS, [FLOATS, INTS, INTS]), "vdpbf16ps $3, $2, $0", "=v,0,v,v")
 
 
 def integer(value: int) -> Any:
-    """A constant address, offset or count."""
+    """An integer constant: address, offset or count."""
     return ir.Constant(I64, value)
 
 
 def num_bytes(like: Any) -> int:
-    """What a stored number of a type takes."""
+    """Bytes of a stored number of a type."""
     return 2 if like in (types.uint16, types.int16) else FLOAT_BYTES
 
 

@@ -1,6 +1,6 @@
-"""What compiled kernels need and numba does not offer: half precision, addresses, prefetching, a shared counter.
+"""Operations that kernels need and numba lacks: half precision, addresses, prefetching, a shared counter.
 
-bfloat16 travels as uint16 and float16 as int16, so that ``widen`` and ``narrow`` know by the type which one is meant.
+bfloat16 is passed as uint16 and float16 as int16, so that ``widen`` and ``narrow`` can tell them apart by type.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _RANKS = {
     types.uint16: (types.int16, 0x7F80),
     types.int16: (types.int16, 0x7C00),
 }
-"""Of each stored type: the type of its ranks, and the bits of infinity."""
+"""For each stored type: the integer type of its ranks, and the bits of infinity."""
 
 
 @intrinsic
 def pointer(typing_context: Any, address: Any) -> Any:
-    """An integer as the pointer that it is the address of."""
+    """Turn an integer address into a pointer."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], _BYTES)
@@ -36,8 +36,8 @@ def pointer(typing_context: Any, address: Any) -> Any:
 
 @intrinsic
 def address_of(typing_context: Any, array: Any) -> Any:
-    """Where an array's numbers are. What numpy's ``ctypes.data`` gives is unsigned: with another integer it makes a
-    float."""
+    """The address of an array's data. numpy's ``ctypes.data`` is unsigned, and numba turns its sum with a signed
+    integer into a float."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(array)(context, builder, arguments[0]).data
@@ -48,7 +48,7 @@ def address_of(typing_context: Any, array: Any) -> Any:
 
 @intrinsic
 def take_next(typing_context: Any, address: Any) -> Any:
-    """Read the 64-bit counter at an address and add one to it, as one step for all threads."""
+    """Atomically read the 64-bit counter at an address and add one to it."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         counter = builder.inttoptr(arguments[0], _I64.as_pointer())
@@ -75,7 +75,7 @@ def widen(typing_context: Any, value: Any) -> Any:
 
 @intrinsic
 def narrow(typing_context: Any, number: Any, like: Any) -> Any:
-    """A float32 rounded to the nearest stored number of the type of ``like``."""
+    """Round a float32 to the nearest stored number of the type of ``like``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         value = arguments[0]
@@ -106,7 +106,7 @@ def float_from_bits(typing_context: Any, bits: Any) -> Any:
 
 @intrinsic
 def rank(typing_context: Any, stored: Any) -> Any:
-    """A stored number as an integer of its width that compares as it does: both zeros are 0, and NaN is the largest."""
+    """A stored number as an integer of its width with the same order: both zeros are 0, and NaN is the largest."""
     kind, infinity = _RANKS[stored]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -123,11 +123,11 @@ def rank(typing_context: Any, stored: Any) -> Any:
 
 
 def _prefetch(closeness: int) -> Any:
-    """``prefetch(address)``, as close to the core as 3, its first cache, or 2, its second one."""
+    """``prefetch(address)`` into the L1 cache (closeness 3) or the L2 cache (2)."""
 
     @intrinsic
     def prefetch(typing_context: Any, address: Any) -> Any:
-        """Ask for the cache line at an address; harmless wherever that points."""
+        """Prefetch the cache line at an address; harmless for any address."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             kind = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
@@ -143,13 +143,12 @@ def _prefetch(closeness: int) -> Any:
 
 prefetch = _prefetch(3)
 prefetch_to_second = _prefetch(2)
-"""What is asked for to the first cache takes one of the few places for lines on their way there, and who waits for a
-place stands still; the second cache has more."""
+"""A prefetch into L1 takes one of few slots for lines in flight, and the core stalls if none is free. L2 has more."""
 
 
 @intrinsic
 def add_to(typing_context: Any, address: Any) -> Any:
-    """Add one to the 64-bit counter at an address, so that whoever sees it sees all that was written before."""
+    """Add one to the 64-bit counter at an address (release): publishes all earlier writes of this thread."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         counter = builder.inttoptr(arguments[0], _I64.as_pointer())
@@ -161,7 +160,7 @@ def add_to(typing_context: Any, address: Any) -> Any:
 
 @intrinsic
 def look_at(typing_context: Any, address: Any) -> Any:
-    """The 64-bit counter at an address; what was written before it was added to is seen from here on."""
+    """Read the 64-bit counter at an address (acquire): sees all writes before each counted ``add_to``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         counter = builder.inttoptr(arguments[0], _I64.as_pointer())

@@ -1,9 +1,9 @@
-"""Products with a weight that lies in panels, for CPUs with fused multiply-add, compiled.
+"""Compiled products with a weight in panels, for CPUs with fused multiply-add.
 
-A panel holds ``PANEL`` rows of the weight side by side, [num_words, PANEL]: one pass over it makes as many columns of
-the output for up to ``MAX_ROWS`` rows of the input. A word is a number, or a pair of them that one instruction takes
-(``tile_product``). Each sum runs over the input in order, whatever the number of rows: what comes out for a row does
-not depend on what else is in the batch.
+A panel holds ``PANEL`` rows of the weight side by side, [num_words, PANEL]. One pass over it computes ``PANEL`` columns
+of the output for up to ``MAX_ROWS`` rows of the input. A word is one number, or a pair that one instruction multiplies
+(``tile_product``). Each sum runs over the input in order, whatever the number of rows: a row's result does not depend
+on the rest of the batch.
 """
 
 from functools import cache
@@ -17,14 +17,14 @@ from engine.kernels.row_loops import convert_row
 from engine.kernels.tile_product import MAX_ROWS, PANEL, UNROLLED, WORD_BYTES, multiply_tile
 
 CHUNK_BYTES = 3 << 19
-"""So much of the input sees a panel before the next one comes from far away: it stays in a core's own cache."""
+"""Bytes of the input that go through a panel before the next panel is loaded: they stay in a core's own cache."""
 
 BLOCK_WORDS = 768
-"""Words of the input that all rows of such a chunk see before the next ones, at most: that part of a panel stays in
-a core's own cache. Measured with 192 to 2048."""
+"""Most words of the input that all rows of such a chunk process before the next words: that part of a panel stays in a
+core's own cache. Measured with 192 to 2048."""
 
 WIDENING_ROWS = 4 * MAX_ROWS
-"""From so many rows on a weight of two bytes a number is turned into float32 once for all, and not in every tile."""
+"""From so many rows on, a two-byte weight is converted to float32 once for all tiles, not again in each tile."""
 
 FLOAT32, FLOAT32_BYTES = np.float32(0), 4
 SUMS_STRIDE = PANEL * FLOAT32_BYTES
@@ -38,10 +38,10 @@ NUM_PARAMETERS = 9
 
 @njit(**PART_OPTIONS)
 def _multiply(p, index, row, end, sums, wide, weight, weight_bytes, output, output_bytes):
-    """Rows ``row`` to ``end`` of the input times one panel, one block of words after the other.
+    """Rows ``row`` to ``end`` of the input times one panel, block of words by block of words.
 
-    sums: [end - row, PANEL], room for what comes out in between. wide: [BLOCK_WORDS, PANEL], room for a block of the
-    panel in float32.
+    sums: [end - row, PANEL], scratch for partial sums. wide: [BLOCK_WORDS, PANEL], scratch for a block of the panel in
+        float32.
     """
     x_stride, y_stride = p[INPUT_STRIDE], output_bytes * p[OUT_SIZE]
     panel = p[PANELS] + index * p[NUM_WORDS] * PANEL * weight_bytes
@@ -66,7 +66,7 @@ def _multiply(p, index, row, end, sums, wide, weight, weight_bytes, output, outp
 
 @njit(**PART_OPTIONS)
 def _multiply_block(x, x_stride, num_rows, panel, width, start, start_stride, y, y_stride, weight):
-    """All rows, in tiles of about the same height."""
+    """Multiply all rows with a block of words, in tiles of about equal height."""
     row = 0
     for num_left in range((num_rows + MAX_ROWS - 1) // MAX_ROWS, 0, -1):
         height = (num_rows - row + num_left - 1) // num_left
@@ -77,7 +77,7 @@ def _multiply_block(x, x_stride, num_rows, panel, width, start, start_stride, y,
 
 @njit(**PART_OPTIONS)
 def _run(p, weight, weight_bytes, output, output_bytes):
-    """Take panels from the shared counter, all of them for the first rows of the input, then for the next."""
+    """Take panels from the shared counter: all panels for the first chunk of rows, then all for the next."""
     num_panels = p[OUT_SIZE] // PANEL
     most_rows = max(CHUNK_BYTES // (WORD_BYTES * p[NUM_WORDS]), MAX_ROWS)
     num_chunks = max((p[NUM_ROWS] + most_rows - 1) // most_rows, 1)

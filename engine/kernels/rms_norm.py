@@ -1,4 +1,4 @@
-"""The residual sum and its root-mean-square normalisation in one pass, compiled."""
+"""The residual sum and its RMS norm in one compiled pass."""
 
 from functools import cache
 
@@ -12,12 +12,12 @@ from engine.kernels.row_loops import add_row, scale_row, scale_row_by_sum, squar
 
 # The fields of the parameter block, all int64.
 COUNTER, HIDDEN, DELTA, WEIGHT, OUTPUT, NUMBERS = range(6)  # addresses; DELTA 0 for none
-NUM_ROWS, SIZE, HIDDEN_STRIDE, OUTPUT_STRIDE = 6, 7, 8, 9  # strides in numbers, of rows
+NUM_ROWS, SIZE, HIDDEN_STRIDE, OUTPUT_STRIDE = 6, 7, 8, 9  # strides of rows, in elements
 NUM_PARAMETERS = 10
 
 EPSILON, OFFSET, DELTA_SCALE = range(3)
 NUM_NORM_NUMBERS = 3
-"""What a norm goes by, float32: the offset is added to its weights, the delta is multiplied before it is added."""
+"""A norm's float32 numbers: epsilon, the offset added to its weights, and the factor of the delta."""
 
 
 @njit(**PART_OPTIONS)
@@ -31,9 +31,10 @@ def _add(hidden, delta, scale):
 
 @njit(**PART_OPTIONS)
 def normalize(source, weight, numbers, size, target):
-    """target = source * (weight + offset) over its root mean square; ``target`` may be ``source``, and it may be
-    float32 where the others are not. ``size`` is the length of all, told apart so that the compiler sees that it is the
-    same for all rows.
+    """target = source * (weight + offset) / root mean square of source.
+
+    ``target`` may be ``source``, or float32 where the others are not. ``size``, their length, is an argument of its own
+    so that the compiler knows that it is the same for all rows.
     """
     epsilon, offset = numbers[EPSILON], numbers[OFFSET]
     whole, total = size // LANES * LANES, np.float32(0.0)
@@ -54,8 +55,8 @@ def normalize(source, weight, numbers, size, target):
 
 @njit(**PART_OPTIONS)
 def _run(p, hidden, delta, weight, output):
-    """Take rows from the shared counter until none is left. Of hidden, [num_rows, stride], and output, with a stride of
-    its own, the first ``size`` of each row; delta: [num_rows, size].
+    """Take rows from the shared counter until none is left. hidden and output are [num_rows, own stride], of which the
+    first ``size`` numbers count; delta: [num_rows, size].
     """
     size = p[SIZE]
     numbers = carray(pointer(p[NUMBERS]), (NUM_NORM_NUMBERS,), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""From the fused projection to what attention reads, in one pass, compiled: norms of heads, rotation, cache write."""
+"""From the fused projection to attention's input in one compiled pass: norms of heads, rotation, cache write."""
 
 from functools import cache
 
@@ -13,10 +13,10 @@ from engine.kernels.row_loops import rotate_row
 
 # The fields of the parameter block, all int64.
 COUNTER, HEADS, QUERY, POSITIONS, TABLE, SLOTS, ROWS = range(7)  # addresses
-QUERY_NORM, KEY_NORM, NUMBERS = 7, 8, 9  # addresses; the norms 0 for none, NUMBERS those of ``rms_norm``
+QUERY_NORM, KEY_NORM, NUMBERS = 7, 8, 9  # addresses; the norms may be 0 for none, NUMBERS are those of ``rms_norm``
 NUM_TOKENS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 10, 11, 12, 13
 NUM_POSITIONS, NUM_CACHE_ROWS, FIRST_KEY, BLOCK_ROWS, HEAD_ROWS, BLOCK_SIZE = 14, 15, 16, 17, 18, 19
-HALF = 20  # pairs of a head that are rotated
+HALF = 20  # rotated pairs of a head
 NUM_PARAMETERS = 21
 
 
@@ -28,7 +28,7 @@ def _copy(source, target):
 
 @njit(**PART_OPTIONS)
 def _rotate(vector, cosine, sine, target):
-    """Rotate the first numbers of a head, as many as there are cosines and sines, and copy the others."""
+    """Rotate the first numbers of a head, one pair for each cosine and sine, and copy the rest."""
     half = len(cosine)
     for d in range(2 * half, len(target)):
         target[d] = narrow(widen(vector[d]), target[d])
@@ -48,8 +48,8 @@ def _run(p, heads, query, table, rows, query_norm, key_norm):
     """Take tokens from the shared counter until none is left.
 
     heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], its keys are rotated in place; query: [num_tokens,
-    num_heads, head_dim]; table: [num_positions, 2, HALF]; rows: the cache, [num_cache_rows, head_dim]. A block
-    has BLOCK_ROWS rows and each head of it HEAD_ROWS: those of a layer's keys from FIRST_KEY on, then its values.
+        num_heads, head_dim]; table: [num_positions, 2, HALF]; rows: the cache, [num_cache_rows, head_dim]. A block has
+        BLOCK_ROWS rows, and each of its heads HEAD_ROWS: a layer's keys begin at row FIRST_KEY, followed by its values.
     """
     num_heads, num_kv_heads, head_dim, block_size = p[NUM_HEADS], p[NUM_KV_HEADS], p[HEAD_DIM], p[BLOCK_SIZE]
     positions = carray(pointer(p[POSITIONS]), (p[NUM_TOKENS],), dtype=np.int64)

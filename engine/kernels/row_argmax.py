@@ -1,9 +1,8 @@
-"""The most likely token of each row of logits, or of those that its mask allows, and whether it holds a NaN, compiled.
+"""The most likely token of each row of logits, within the row's mask if it has one, and whether the row holds a NaN.
 
-Numbers are compared by integers of their own width in the same order, which is what lets the search run in vector
-registers, as many at a time as fit; NaN of either sign comes above all others there. A row with a mask is searched as
-without one first; only where the mask forbids what was found it is searched again, by then from a cache, leaving out
-words of the mask that allow nothing.
+Numbers are compared as integers of the same width and order, which vectorises well; NaN of either sign ranks highest. A
+row with a mask is first searched without it. Only if the mask forbids the result is the row searched again, now from a
+cache, skipping mask words that allow nothing.
 """
 
 from functools import cache
@@ -15,26 +14,25 @@ from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.machine_code import address_of, pointer, prefetch, rank, take_next, widen
 
 PART = 512
-"""Columns whose maximum is found before it is compared with that of the columns before."""
+"""Columns whose maximum is found before it is compared with that of earlier columns."""
 
 PREFETCH_BYTES = 8192
-"""How far ahead memory is asked for: the machine's own prefetching begins anew in every page, and the logits of a large
-batch no longer lie in a cache."""
+"""Prefetch distance. The hardware prefetcher restarts in every page, and the logits of a large batch fit no cache."""
 
 CACHE_LINE_BYTES = 64
 
 WORD_BITS = 32
 
 LOWEST_CERTAIN = np.float32(-1e28)
-"""Minus infinity counts as this: at and below it the first of the highest numbers is for others to find."""
+"""Numbers up to this one count as minus infinity. If a row's maximum is not above it, callers find the token."""
 
 # The fields of the parameter block, all int64.
 COUNTER, LOGITS, TOKEN_IDS, HAS_NAN = range(4)  # addresses
 NUM_ROWS, SIZE = 4, 5
-ANY_NAN = 6  # set to 1 when a row holds a NaN
+ANY_NAN = 6  # set to 1 if any row holds a NaN
 NUM_PARAMETERS = 7
 
-# Those of the search with masks: the first six likewise.
+# Fields of the masked search; the first six are the same.
 PLACES, WORDS, IS_OPEN = 6, 7, 8  # addresses
 NUM_MASKS, NUM_WORDS = 9, 10
 NUM_MASKED_PARAMETERS = 11
@@ -51,7 +49,7 @@ def _highest(part, lowest):
 
 @njit(**PART_OPTIONS)
 def _search(row, lowest):
-    """The first column of the highest number, and its rank."""
+    """The first column with the highest number, and its rank."""
     highest, found = lowest, 0
     for start in range(0, len(row), PART):
         ahead = address_of(row) + start * row.itemsize + PREFETCH_BYTES
@@ -103,7 +101,7 @@ def _is_allowed(words, token_id):
 
 @njit(**PART_OPTIONS)
 def _highest_allowed(part, words, lowest):
-    """The highest rank of the allowed columns; ``part`` begins with the first bit of ``words``."""
+    """The highest rank of the allowed columns; ``part`` begins at the first bit of ``words``."""
     highest = lowest
     for number in range(len(words)):
         word = words[number]
@@ -120,7 +118,7 @@ def _highest_allowed(part, words, lowest):
 
 @njit(**PART_OPTIONS)
 def _search_allowed(row, words, lowest):
-    """The first allowed column of the highest number among them; -1 where none is allowed."""
+    """The first allowed column with the highest number among the allowed ones; -1 if none is allowed."""
     highest, found = lowest, 0
     size = min(len(row), len(words) * WORD_BITS)
     for start in range(0, size, PART):
@@ -163,9 +161,9 @@ def _run_masked(p, logits, places, masks, token_ids, has_nan, is_open, lowest):
 def compiled_masked_argmax(dtype):
     """The address of ``void argmax(int64 *parameters)`` for logits of a dtype.
 
-    places: [num_rows] int32, which of the masks is the row's, -1 for none; words: [num_masks, num_words] int32; what
-    is written: token_ids [num_rows] int32, has_nan and is_open [num_rows] bool. The token of an open row is any: it
-    holds a NaN, or nothing allowed is a number that is finite and clearly above minus infinity.
+    places: [num_rows] int32, index of the row's mask, -1 for none; words: [num_masks, num_words] int32. Written:
+        token_ids [num_rows] int32, has_nan and is_open [num_rows] bool. The token of an open row is undefined: the row
+        holds a NaN, or no allowed number is finite and clearly above minus infinity.
     """
     storage = STORAGE[dtype]
     rank_type = np.int32 if storage is np.float32 else np.int16

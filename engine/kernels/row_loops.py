@@ -1,7 +1,7 @@
-"""The loops over a row of the kernels between matrix products, as machine code; see ``lanes``.
+"""Loops over one row for the kernels between matrix products, as machine code; see ``lanes``.
 
-Addresses and counts are int64, a count is a multiple of ``LANES`` and not zero. ``like`` is a number of the type that
-is stored at the addresses before it.
+Addresses and counts are int64; a count is a positive multiple of ``LANES``. ``like`` is a number of the type stored at
+the addresses before it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.kernels.lanes import Lanes, floats
 
 @intrinsic
 def highest_score(typing_context: Any, scores: Any, count: Any, least: Any) -> Any:
-    """The largest of ``count`` float32, or ``least`` if none is greater; NaN is not."""
+    """The largest of ``count`` float32 numbers, or ``least`` if none is greater; NaN is ignored."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address, count, start = arguments
@@ -70,17 +70,17 @@ ERROR_POLYNOMIAL = (
     0.998492939,
     -1.26544146,
 )
-"""GELU is half of x times erfc(-x / sqrt(2)). For z >= 0 and t = 1 / (1 + z / 2), erfc(z) is t * exp(-z * z + p(t)):
-p was fitted to that, with an error of 5e-8, so that what is small is right in its own digits. ``ERROR_SLOPE * abs(x)``
-is z / 2."""
+"""GELU is half of x times erfc(-x / sqrt(2)). For z >= 0 and t = 1 / (1 + z / 2), erfc(z) is t * exp(-z * z + p(t)). p
+was fitted with an error of 5e-8 relative to erfc, so small results are accurate too. ``ERROR_SLOPE * abs(x)`` is z / 2.
+"""
 
 
 Share = Callable[[Lanes, Any], Any]
-"""What part of each number of a register is left of it."""
+"""Computes activation(x) / x for each number x of a register."""
 
 
 def _sigmoid_share(lanes: Lanes, bent: Any) -> Any:
-    """The exponential's argument is never above zero, whatever the sign of the gate."""
+    """sigmoid, computed so that the exponential's argument is never positive, whatever the sign of the gate."""
     b = lanes.builder
     small = lanes.exponential(b.fneg(lanes.magnitude(bent)))
     is_positive = b.fcmp_ordered(">=", bent, floats(0.0))
@@ -110,7 +110,7 @@ def _activation_row(share: Share, *, is_gated: bool) -> Any:
 
     @intrinsic
     def row(typing_context: Any, gate: Any, up: Any, output: Any, count: Any, like: Any) -> Any:
-        """One row."""
+        """Process one row."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             gate, up, output, count, _ = arguments
@@ -143,7 +143,7 @@ gelu_row = _activation_row(_gelu_share, is_gated=False)
 def clamped_gate_row(
     typing_context: Any, gate: Any, up: Any, output: Any, count: Any, alpha: Any, limit: Any, like: Any
 ) -> Any:
-    """output = g * sigmoid(alpha * g) * (u + 1), with gates g not above ``limit`` and u of ``up`` not beyond it."""
+    """output = g * sigmoid(alpha * g) * (u + 1), with g = min(gate, limit), u = clamp(up, -limit, limit)."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         gate, up, output, count, alpha, limit, _ = arguments
@@ -192,7 +192,7 @@ def add_row(typing_context: Any, hidden: Any, delta: Any, count: Any, scale: Any
 
 @intrinsic
 def convert_row(typing_context: Any, source: Any, target: Any, count: Any, from_like: Any, to_like: Any) -> Any:
-    """target = source, rounded to the nearest; ``from_like`` and ``to_like`` are of their types."""
+    """target = source, rounded to nearest; ``from_like`` and ``to_like`` are numbers of their types."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source, target, count, *_ = arguments
@@ -226,10 +226,11 @@ def square_sum(typing_context: Any, numbers: Any, count: Any, like: Any) -> Any:
 
 
 def _scale_row(*, has_offset: bool) -> Any:
-    """``row(source, weight, like, target, target_like, count, scale, more)``: target = source * scale * weight, or
-    with ``more`` added to the weight; ``target`` may be ``source``.
+    """``row(source, weight, like, target, target_like, count, scale, more)``: target = source * scale * weight, or *
+    (weight + more) with an offset; ``target`` may be ``source``.
 
-    Two loops and no zero that is added: the compiler may reorder factors, and orders a sum otherwise than a number.
+    There are two loops, because adding a zero would change results: the compiler may reorder factors, and it orders a
+    sum differently from a plain number.
     """
 
     @intrinsic
@@ -244,7 +245,7 @@ def _scale_row(*, has_offset: bool) -> Any:
         scale: Any,
         more: Any,
     ) -> Any:
-        """One row."""
+        """Process one row."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             source, weight, _, target, _, count, scale, more = arguments
@@ -276,8 +277,8 @@ scale_row_by_sum = _scale_row(has_offset=True)
 def rotate_row(
     typing_context: Any, source: Any, source_like: Any, cosine: Any, sine: Any, target: Any, half: Any, like: Any
 ) -> Any:
-    """Rotate pairs of a head, the numbers ``half`` apart; ``target`` may be ``source``. ``like`` is that of all but the
-    source.
+    """Rotate pairs of a head, whose numbers are ``half`` apart; ``target`` may be ``source``. ``like`` is the type of
+    everything but the source.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The threads that torch computes with, for compiled functions of ours.
+"""Runs compiled functions of ours on the threads that torch computes with.
 
-torch brings an OpenMP runtime and keeps its threads spinning between operators. A second pool beside it would fight for
-the same cores, so kernels of ours enter the same team, through the entry that compilers use for a parallel region.
+torch brings an OpenMP runtime whose threads keep spinning between operators. A second thread pool would fight for the
+same cores, so our kernels enter the same team, through the entry point that compilers use for a parallel region.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ThreadFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def parallel_region() -> ctypes._NamedFuncPointer | None:
     """``GOMP_parallel(function, argument, num_threads, flags)`` of the runtime that torch loaded, if it has one.
 
-    It calls ``function(argument)`` once on each of so many threads and waits; the GIL is free meanwhile.
+    It calls ``function(argument)`` once on each of ``num_threads`` threads and waits, without the GIL.
     """
     enter: ctypes._NamedFuncPointer | None = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
     if enter is not None:
@@ -27,7 +27,7 @@ def parallel_region() -> ctypes._NamedFuncPointer | None:
 
 
 def run_on_team(function: Callable[[], None], num_threads: int) -> bool:
-    """Call ``function`` once on each of the threads that compute for this one; False where there is no team."""
+    """Call ``function`` once on each thread of this thread's team; False if there is no team."""
     enter = parallel_region()
     if enter is None:
         return False

@@ -1,7 +1,7 @@
 """The innermost loop of a matrix product: a few rows of the input times one panel of the weight, as machine code.
 
-A word is what the input and the weight are multiplied in: one number, or two neighbouring bfloat16 of both that one
-instruction multiplies and adds up. Written out for LLVM, since no loop that numba compiles keeps all sums in registers.
+A word is the unit of multiplication: one number, or two neighbouring bfloat16 that one instruction multiplies and sums.
+The code is emitted for LLVM directly, since no loop that numba compiles keeps all sums in registers.
 After Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008.
 """
 
@@ -17,22 +17,22 @@ from numba.extending import intrinsic
 from engine.kernels.lanes import LANES, multiply_add_pairs
 
 PANEL = 2 * LANES
-"""Columns of the output that a panel makes: two registers."""
+"""Columns of the output that a panel yields: two registers."""
 
 MAX_ROWS = 12 if LANES == 16 else 6
-"""Rows whose sums are in registers together, beside two of the weight and one of the input: 24 of 32, or 12 of 16."""
+"""Rows whose sums fit the registers, beside two of the weight and one of the input: 24 of 32, or 12 of 16."""
 
 UNROLLED = 4
-"""Words of the input between two jumps; their number must be a multiple of it."""
+"""Words of the input between two jumps; the number of words must be a multiple of it."""
 
 WORD_BYTES = 4
-"""Of a word of the input."""
+"""Bytes of a word of the input."""
 
 GROUP = 4
-"""Rows whose words a register with the address of one of them reaches, by one, two or three times a stride."""
+"""Rows that one address register reaches, by one, two or three times the stride."""
 
 PAIR = types.uint32
-"""What tells that words are pairs of bfloat16."""
+"""The type that marks words as pairs of bfloat16."""
 
 _PREFETCH_WORDS = 32
 _LINE_BYTES = 64
@@ -55,11 +55,12 @@ def multiply_tile(
     y_stride: Any,
     like: Any,
 ) -> Any:
-    """So many rows of the input as ``height`` says, 1 to ``MAX_ROWS``, each with a loop of its own.
+    """Multiply ``height`` rows of the input, 1 to ``MAX_ROWS``; each height has its own loop.
 
-    All between the first and the last one are addresses, strides in bytes and a count. The output y, and what its sums
-    ``start`` with are float32: a stride of 0 is a bias for all rows. ``like`` is of the weight's type: float32, uint16
-    for bfloat16, int16 for float16, each with an input x in float32; or ``PAIR``, with both in pairs of bfloat16.
+    The arguments between the first and the last are addresses, strides in bytes and a count. The output y is float32,
+    and so is ``start``, the initial value of its sums; with a stride of 0 it is a bias for all rows. ``like`` has the
+    weight's type: float32, uint16 for bfloat16, int16 for float16, each with x in float32; or ``PAIR``, with x and the
+    panel in pairs of bfloat16.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -97,7 +98,7 @@ class _Tile:
     def build(
         self, x: Any, x_stride: Any, panel: Any, num_words: Any, start: Any, start_stride: Any, y: Any, y_stride: Any
     ) -> None:
-        """A loop over the input's words that keeps the sums in registers, then the stores."""
+        """Emit a loop over the input's words that keeps the sums in registers, then the stores."""
         b = self._builder
         places = [b.add(start, b.mul(start_stride, _int(row))) for row in self._rows]
         first = [[self._load(place, half, types.float32) for half in range(2)] for place in places]
@@ -133,7 +134,7 @@ class _Tile:
                 self._store(results[row][half], b.add(y, b.mul(y_stride, _int(row))), half)
 
     def _add_word(self, words: list[Any], panel: Any, results: list[list[Any]]) -> None:
-        """Add each row's word of the input, times a panel's words."""
+        """Add each row's input word times the panel's words to its sums."""
         b = self._builder
         for line in range(0, self._panel_bytes, _LINE_BYTES):
             self._prefetch(b.add(panel, _int(_PREFETCH_WORDS * self._panel_bytes + line)))
@@ -147,8 +148,8 @@ class _Tile:
                 results[row][half] = self._accumulate(results[row][half], everywhere, weights[half])
 
     def _hide(self, number: Any) -> Any:
-        """The same number, of which LLVM no longer knows where it comes from: else it makes each row's address out of
-        the one before, and every load waits for that."""
+        """The same number, with its origin hidden from LLVM. Otherwise LLVM derives each row's address from the one
+        before, and every load waits for that."""
         kind = ir.FunctionType(_I64, [_I64])
         return self._builder.asm(kind, "", "=r,0", [number], False)
 
@@ -157,7 +158,7 @@ class _Tile:
         return self._builder.call(self._multiply_add, arguments)
 
     def _load(self, address: Any, half: int, like: Any) -> Any:
-        """A register's stored numbers as float32, or its pairs as they are."""
+        """Load a register: stored numbers as float32, pairs as they are."""
         b = self._builder
         stored = self._stored(like)
         place = b.add(address, _int(half * LANES * _num_bytes(like)))
@@ -179,7 +180,7 @@ class _Tile:
         b.call(function, [b.inttoptr(address, _BYTES), for_reading, keep_close, is_data])
 
     def _stored(self, like: Any) -> Any:
-        """A register's numbers as they lie in memory."""
+        """The type of a register's numbers in memory."""
         if like == types.int16:
             return ir.VectorType(ir.HalfType(), LANES)
         if like == types.uint16:

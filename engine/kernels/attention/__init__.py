@@ -1,1 +1,1 @@
-"""Attention on CPUs, compiled: of single queries and of runs of tokens, over the blocks of a paged cache."""
+"""Compiled attention for CPUs over the blocks of a paged cache: for single queries and for runs of tokens."""

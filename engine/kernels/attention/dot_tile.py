@@ -1,7 +1,7 @@
-"""The innermost loop of attention over chunks: a tile of dot products with its sums in registers, as machine code.
+"""The innermost loop of attention over chunks: a tile of dot products whose sums stay in registers, as machine code.
 
-A word is four bytes of the operands: one float32, or two neighbouring bfloat16 that one instruction multiplies and adds
-up. Otherwise as ``tile_product``, whose weights never are more than one row of the output's columns apart.
+A word is four bytes of an operand: one float32, or two neighbouring bfloat16 that one instruction multiplies and sums.
+Works like ``tile_product``, but consecutive words of w are ``w_stride`` bytes apart.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ COLUMNS = 2 * LANES
 """Columns of a tile."""
 
 ROWS = 12 if LANES == 16 else 6
-"""Rows of a tile: with two registers of sums each, three quarters of the register file."""
+"""Rows of a tile. With two registers of sums a row, they take three quarters of the register file."""
 
 UNROLLED = 4
-"""Words between two jumps; their number must be a multiple of it."""
+"""Words between two jumps of the loop; the number of words must be a multiple of it."""
 
 WORD_BYTES = 4
 
@@ -32,8 +32,8 @@ _HALVES = range(2)
 def _dot_tile(*, adds: bool) -> Any:
     """``tile(x, x_stride, w, w_stride, num_words, y, y_stride, like)``.
 
-    y[ROWS, COLUMNS] = x[ROWS, num_words] times w[num_words, COLUMNS], or with ``adds`` that much more. All but the last
-    are addresses, strides in bytes and a count; y is float32. ``like`` is a number of what the words hold: float32, or
+    y[ROWS, COLUMNS] = x[ROWS, num_words] @ w[num_words, COLUMNS], added to y with ``adds``. y is float32. All arguments
+    but the last are addresses, strides in bytes, or a count. ``like`` is a number of the words' type: float32, or
     uint16 for pairs of bfloat16.
     """
 
@@ -49,7 +49,7 @@ def _dot_tile(*, adds: bool) -> Any:
         y_stride: Any,
         like: Any,
     ) -> Any:
-        """One tile."""
+        """Compute one tile."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             _Tile(builder, has_pairs=like == types.uint16, adds=adds).build(*arguments[:7])
@@ -74,7 +74,7 @@ class _Tile:
             self._multiply_add = get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
 
     def build(self, x: Any, x_stride: Any, w: Any, w_stride: Any, num_words: Any, y: Any, y_stride: Any) -> None:
-        """A loop over the words that keeps the sums in registers, then the stores."""
+        """Emit a loop over the words that keeps the sums in registers, then the stores."""
         b = self._builder
         starts = [b.add(x, b.mul(x_stride, integer(row))) for row in range(ROWS)]
         places = [[self._place(y, y_stride, row, half) for half in _HALVES] for row in range(ROWS)]

@@ -1,7 +1,7 @@
-"""The loops of attention over cached rows that lie anywhere, for a few query heads at a time, as machine code.
+"""The loops of attention over scattered cache rows, for a few query heads at a time, as machine code.
 
-Rows are read where they are, once for all of these heads, and sums stay in registers. See ``lanes``; addresses and
-counts are int64, numbers of a row a multiple of ``LANES``, and ``like`` is a number of the type that the rows hold.
+Each row is read in place, once for all these heads, and sums stay in registers. Addresses and counts are int64, the
+size of a row is a multiple of ``LANES``, and ``like`` is a number of the rows' type. See also ``lanes``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.kernels.compiled import PART_OPTIONS
 from engine.kernels.lanes import FLOAT_BYTES, I32, I64, LANES, Lanes, floats, integer
 
 KEYS = 8 if LANES == 16 else 4
-"""Keys whose scores are summed side by side: with three heads, most of the register file."""
+"""Keys whose scores are summed side by side. With three heads they fill most of the register file."""
 
 VECTORS = 4
 """Registers of a value that are summed side by side."""
@@ -44,7 +44,7 @@ def _score_keys(num_heads: int) -> Any:
         scores_stride: Any,
         like: Any,
     ) -> Any:
-        """One group of keys."""
+        """Score one group of keys."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             queries, stride, addresses, num_numbers, scores, scores_stride, _ = arguments
@@ -74,12 +74,13 @@ def _score_keys(num_heads: int) -> Any:
 
 
 def _add_up(b: Any, sums: list[Any]) -> Any:
-    """A vector with the sum over the lanes of each of ``KEYS`` registers.
+    """A vector with the sums over the lanes of ``KEYS`` registers.
 
-    Two registers become one that has half as many partial sums of each of what they hold, until one holds all.
+    Each round merges pairs of registers into one that holds half as many partial sums of each, until one register is
+    left.
     """
     while len(sums) > 1:
-        count = KEYS // len(sums)  # sums that a register holds partial sums of
+        count = KEYS // len(sums)  # whose partial sums a register holds
         size = LANES // count
         low = [part * size + lane for part in range(2 * count) for lane in range(size // 2)]
         high = [lane + size // 2 for lane in low]
@@ -101,8 +102,8 @@ def _choose(b: Any, one: Any, other: Any, order: list[int]) -> Any:
 def _add_values(num_heads: int, num_vectors: int) -> Any:
     """``add(weights, weights_stride, addresses, count, first, sums, sums_stride, like)``.
 
-    sums[num_heads, num_vectors * LANES] from the ``first`` number on, float32, grow by the same numbers of the rows at
-    ``count`` addresses, each row by its weight of weights[num_heads, count], float32.
+    Add the rows at ``count`` addresses to sums[num_heads, num_vectors * LANES], float32, each row times its weight in
+    weights[num_heads, count], float32. Of sums and rows it takes the numbers from the ``first`` on.
     """
 
     @intrinsic
@@ -117,7 +118,7 @@ def _add_values(num_heads: int, num_vectors: int) -> Any:
         sums_stride: Any,
         like: Any,
     ) -> Any:
-        """Some numbers of all rows."""
+        """Add some numbers of all rows."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             weights, weights_stride, addresses, count, first, sums, sums_stride, _ = arguments
@@ -153,7 +154,7 @@ def _load(b: Any, address: Any, kind: Any) -> Any:
 
 
 def _by_heads(build: Callable[[int], Any]) -> Any:
-    """``call(num_heads, ...)``: the loop that ``build`` makes for so many heads, one, two or three."""
+    """``call(num_heads, ...)``: dispatches to the loop that ``build`` makes for one, two or three heads."""
     for_one, for_two, for_three = (build(number) for number in (1, 2, 3))
 
     @njit(**PART_OPTIONS)  # type: ignore[misc]
@@ -171,4 +172,4 @@ def _by_heads(build: Callable[[int], Any]) -> Any:
 score_keys = _by_heads(_score_keys)
 add_values = _by_heads(partial(_add_values, num_vectors=VECTORS))
 add_register = _by_heads(partial(_add_values, num_vectors=1))
-"""``add_values`` for values, and what is left of values, that are no multiple of ``VECTORS`` registers."""
+"""``add_values`` for values, or remainders of values, whose size is not a multiple of ``VECTORS`` registers."""

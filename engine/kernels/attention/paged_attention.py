@@ -1,4 +1,4 @@
-"""Paged attention of single queries, compiled: reads the blocks in place and never gathers them.
+"""Compiled paged attention for single queries: reads the blocks in place and never gathers them.
 
 Source: Kwon et al., PagedAttention, SOSP 2023; Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
 """
@@ -29,7 +29,7 @@ from engine.kernels.machine_code import address_of, narrow, pointer, prefetch_to
 from engine.kernels.row_loops import highest_score, soften_row
 
 TILE = 32
-"""Positions that are scored before the running maximum is corrected, a multiple of ``KEYS`` and ``LANES``."""
+"""Positions that are scored before the running maximum is updated; a multiple of ``KEYS`` and ``LANES``."""
 
 LINE_BYTES = 64
 
@@ -43,17 +43,17 @@ NUMBERS, SINKS = (
     17,
     18,
 )  # addresses of float32: ``NUM_SCORE_NUMBERS`` numbers; the sinks of all heads, 0 for none
-VALUE_DIM, VALUE_ROWS = 19, 20  # numbers of a value; how many cache rows it is behind its key, 0: it is part of that
+VALUE_DIM, VALUE_ROWS = 19, 20  # size of a value; its distance from its key in cache rows, 0: it is part of the key
 NUM_PARAMETERS = 21
 
 
 def _locate(p, rows, indices, count, tile, addresses):
-    """Write where the rows of a tile are; returns a number of their type."""
+    """Write the addresses of a tile's rows; returns a number of their type."""
 
 
 @overload(_locate)
 def _choose_locate(p, rows, indices, count, tile, addresses):
-    """In the cache, or where there is a tile to copy them to, there."""
+    """The rows' addresses in the cache, or in the tile that they are copied to, if there is one."""
     del p, rows, indices, count, addresses
     return _locate_in_cache if tile.dtype == types.uint8 else _copy_to_tile
 
@@ -66,7 +66,7 @@ def _locate_in_cache(p, rows, indices, count, tile, addresses):
 
 
 def _copy_to_tile(p, rows, indices, count, tile, addresses):
-    """For rows that fill no whole registers: those of the tile do, and are float32."""
+    """For rows that do not fill whole registers: copies them to the tile, whose rows do, as float32."""
     for t in range(count):
         source, target = rows[indices[t]], tile[t]
         for d in range(len(source)):
@@ -77,13 +77,15 @@ def _copy_to_tile(p, rows, indices, count, tile, addresses):
 
 @njit(**PART_OPTIONS)
 def _heads_at_once(left):
-    """So many of the query heads that are left go through a tile together."""
+    """How many of the remaining query heads go through a tile together."""
     return 2 if left == 4 else min(left, 3)
 
 
 @njit(**PART_OPTIONS)
 def _score_tile(queries, addresses, count, softcap, scores, like):
-    """Dot products of each query of the group with each key of the tile; capped, if at all. The rest are -inf."""
+    """Dot products of each query of the group with each key of the tile, capped if there is a softcap. The tile's
+    unused places get -inf.
+    """
     group, stride = queries.shape[0], queries.strides[0]
     whole = (count + KEYS - 1) // KEYS * KEYS
     addresses[count:whole] = addresses[0]
@@ -103,7 +105,7 @@ def _score_tile(queries, addresses, count, softcap, scores, like):
 
 @njit(**PART_OPTIONS)
 def _soften_tile(scores, maxima, totals, sums):
-    """Turn scores into weights relative to the running maximum, and bring what was summed so far to it."""
+    """Turn scores into weights relative to the running maximum, and rescale the previous sums to it."""
     for g in range(scores.shape[0]):
         row = address_of(scores[g])
         highest = highest_score(row, TILE, maxima[g])
@@ -119,7 +121,7 @@ def _soften_tile(scores, maxima, totals, sums):
 
 @njit(**PART_OPTIONS)
 def _add_tile(scores, addresses, count, sums, like):
-    """Add the tile's values by their weights."""
+    """Add the tile's values, multiplied by their weights."""
     group, stride = sums.shape[0], sums.strides[0]
     weights, rows, at_once = address_of(scores), address_of(addresses), VECTORS * LANES
     first_head = 0
@@ -139,14 +141,14 @@ def _add_tile(scores, addresses, count, sums, like):
 
 @njit(**PART_OPTIONS)
 def _span(p, position):
-    """The positions that a query attends to: the first one, and the one behind the last."""
+    """The range of positions that a query attends to: the first one, and the one after the last."""
     return max(position + 1 - p[WINDOW], 0), np.int64(position) + 1
 
 
 @njit(**PART_OPTIONS)
 def _find_rows(p, table, head, start, end, indices):
-    """The cache rows of a head's keys in the tile that starts at a position; those of their values are VALUE_ROWS
-    behind. Returns how many there are.
+    """Find the cache rows of a head's keys in the tile that begins at ``start``; their values lie VALUE_ROWS further.
+    Returns the number of rows.
     """
     count, first = min(TILE, end - start), head * p[HEAD_ROWS] + p[FIRST_ROW]
     block, offset = start // p[BLOCK_SIZE], start % p[BLOCK_SIZE]
@@ -162,14 +164,16 @@ def _find_rows(p, table, head, start, end, indices):
 
 @njit(**PART_OPTIONS)
 def _take_over(indices, count):
-    """The rows of the next tile become those of this one."""
+    """Move on: the rows of the next tile become those of this one."""
     for t in range(count):
         indices[t] = indices[TILE + t]
 
 
 @njit(**PART_OPTIONS)
 def _prefetch_rows(p, rows, indices, count, behind):
-    """Ask for rows, ``behind`` the indices: a block ends before the machine has guessed where the next one is."""
+    """Prefetch rows at a distance of ``behind`` rows from the indices. A block ends before the hardware prefetcher can
+    guess where the next one is.
+    """
     num_bytes = p[HEAD_DIM] * rows.itemsize
     for t in range(count):
         for offset in range(0, num_bytes, LINE_BYTES):
@@ -195,9 +199,9 @@ def _write(sums, totals, output):
 def _attend(p, query, rows, output, tile_type):
     """Take (row, key-value head) pairs from the shared counter until none is left.
 
-    query: [num_rows * num_kv_heads, group, head_dim]; output: the same of VALUE_DIM; rows: [cache rows, head_dim] in
-    storage type; tile_type: [0], float32 where rows are copied to a tile, else uint8. A query attends to all up to its
-    position, itself included.
+    query: [num_rows * num_kv_heads, group, head_dim]; output: the same with VALUE_DIM; rows: [cache rows, head_dim] in
+        storage type; tile_type: [0], float32 if rows are copied to a tile, else uint8. A query attends to all positions
+        up to its own, included.
     """
     num_kv_heads, group, head_dim = p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM]
     value_dim, value_rows = p[VALUE_DIM], p[VALUE_ROWS]
@@ -206,7 +210,7 @@ def _attend(p, query, rows, output, tile_type):
     numbers = carray(pointer(p[NUMBERS]), (NUM_SCORE_NUMBERS,), dtype=np.float32)
     scale, softcap = numbers[SCALE], numbers[SOFTCAP]
     sinks = carray(pointer(p[SINKS]), (num_kv_heads * group,), dtype=np.float32)
-    width = (head_dim + LANES - 1) // LANES * LANES  # zeros where the head is narrower
+    width = (head_dim + LANES - 1) // LANES * LANES  # padded with zeros if the head is narrower
     queries = np.zeros((group, width), dtype=np.float32)
     sums = np.empty((group, (value_dim + LANES - 1) // LANES * LANES), dtype=np.float32)
     scores = np.empty((group, TILE), dtype=np.float32)
@@ -254,7 +258,7 @@ def _attend(p, query, rows, output, tile_type):
 def compiled_attention(dtype: str, *, fills_registers: bool) -> int:
     """The address of ``void attend(int64 *parameters)`` for a storage type.
 
-    fills_registers: the numbers of a cache row are a multiple of ``LANES``.
+    fills_registers: the size of a cache row is a multiple of ``LANES``.
     """
     storage, tile_type = STORAGE[dtype], np.uint8 if fills_registers else np.float32
 

@@ -1,8 +1,8 @@
-"""Attention of a run of tokens of one request, compiled: reads the cache's blocks in place, one pass over the keys.
+"""Compiled attention for a run of tokens of one request: reads the cache's blocks in place, in one pass over the keys.
 
 Source: Dao et al., FlashAttention, 2022; the tiles as in Goto and van de Geijn, Anatomy of High-Performance Matrix
-Multiplication, 2008. Keys are taken in tiles that start at multiples of ``KEYS``, so that what comes out for a token
-does not depend on how its prompt was cut into chunks.
+Multiplication, 2008. Key tiles start at multiples of ``KEYS``, so that a token's result does not depend on how its
+prompt was cut into chunks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.kernels.machine_code import address_of, narrow, pointer, take_next, 
 from engine.kernels.row_loops import highest_score, soften_row
 
 KEYS = 128
-"""Positions of a tile: their packed keys and values, and the scores of a few rows, fit a core's first cache."""
+"""Positions in a tile. Their packed keys and values and the scores of a few rows fit a core's L1 cache."""
 
 # The fields of the parameter block, all int64.
 COUNTER, QUERY, OUTPUT, TABLES, ITEMS, CACHE = range(6)  # addresses
@@ -42,7 +42,7 @@ NUMBERS, SINKS = (
     20,
     21,
 )  # addresses of float32: ``NUM_SCORE_NUMBERS`` numbers; the sinks of all heads, 0 for none
-VALUE_DIM, VALUE_ROWS = 22, 23  # numbers of a value; how many cache rows it is behind its key, 0: it is part of that
+VALUE_DIM, VALUE_ROWS = 22, 23  # size of a value; its distance from its key in cache rows, 0: it is part of the key
 NUM_PARAMETERS = 24
 
 # The columns of ``ITEMS``, int32: a run of queries of one request.
@@ -51,15 +51,17 @@ ITEM_WIDTH = 4
 
 
 def _pack_values(rows, indices, count, packed):
-    """Values of a tile as words of [reduction, VALUE_DIM] or a little more; what is missing from a whole tile is zero.
+    """Pack the values of a tile as words of [reduction, VALUE_DIM] or slightly wider; the rest of a partial tile is
+    zero.
 
-    What follows a value that is narrower than its row is taken along as far as there is room: it ends in no output.
+    If a value is narrower than its row, what follows it in the row is packed too as far as there is room; no output
+    uses it.
     """
 
 
 @overload(_pack_values)
 def _choose_pack_values(rows, indices, count, packed):
-    """Pairs of positions side by side for bfloat16 products, numbers for float32."""
+    """Chooses the packing: pairs of positions side by side for bfloat16 products, single numbers for float32."""
     del rows, indices, count
     return _pack_value_pairs if packed.dtype == types.uint32 else _pack_value_numbers
 
@@ -86,7 +88,7 @@ def _pack_value_numbers(rows, indices, count, packed):
 
 @njit(**PART_OPTIONS)
 def _pack_keys(rows, indices, count, packed):
-    """Keys of a tile as words of [reduction, KEYS]."""
+    """Pack the keys of a tile as words of [reduction, KEYS]."""
     for t in range(count):
         source = rows[indices[t]]
         for word in range(len(source)):
@@ -95,7 +97,7 @@ def _pack_keys(rows, indices, count, packed):
 
 @njit(**PART_OPTIONS)
 def _pack_queries(query, first_token, num_queries, first_head, group, packed):
-    """Rows in the order of positions, the heads of a group next to each other; rows to a whole tile are zero."""
+    """Pack queries by position, then by the heads of a group; rows that pad a tile are zero."""
     for index in range(num_queries):
         for g in range(group):
             source, target = query[first_token + index, first_head + g], packed[index * group + g]
@@ -106,9 +108,9 @@ def _pack_queries(query, first_token, num_queries, first_head, group, packed):
 
 @njit(**PART_OPTIONS)
 def _soften(scores, low, high, width, scale, softcap, row, maxima, totals, sums, weights):
-    """Turn a row's scores into weights relative to its running maximum, and bring what was summed so far to it.
+    """Turn a row's scores into weights relative to its running maximum, and rescale the previous sums to it.
 
-    Scores and maxima are those before they are multiplied with ``scale``.
+    Scores and maxima are not multiplied with ``scale`` yet.
     """
     if softcap > 0:
         cap_scores(scores, width, scale, softcap)
@@ -136,7 +138,7 @@ def _score(queries, row, keys, width, scores):
 
 @njit(**PART_OPTIONS)
 def _add(weights, width, values, sums, row):
-    """Add the first ``width`` values of a tile by their weights."""
+    """Add the first ``width`` values of a tile, multiplied by their weights."""
     source, stride, num_words = address_of(weights), weights.strides[0], width * weights.itemsize // WORD_BYTES
     first_sum = address_of(sums) + row * sums.strides[0]
     for start in range(0, sums.strides[0], COLUMNS * WORD_BYTES):
@@ -148,9 +150,10 @@ def _add(weights, width, values, sums, row):
 
 @njit(**PART_OPTIONS)
 def _attend_rows(place, window, scale, softcap, operands, state, scratch):
-    """One tile of rows with one tile of keys.
+    """Process one tile of query rows with one tile of keys.
 
-    place: the first row, the number of rows, heads of a group, the first row's position, the first key's, the keys.
+    place: first row, number of rows, heads of a group, the first row's position, the first key's position, number of
+        keys.
     """
     row, num_rows, group, first, base, count = place
     queries, keys, values = operands
@@ -175,9 +178,9 @@ def _attend_rows(place, window, scale, softcap, operands, state, scratch):
 def _attend(p, query, rows, words, output, product, packed):
     """Take (run of queries, key-value head) pairs from the shared counter until none is left.
 
-    query: [num_tokens, num_heads, head_dim]; output: the same of VALUE_DIM; rows: [cache rows, head_dim] in storage
-    type; words: the same as words of the product; product, packed: [0], of the types of what is multiplied and of the
-    words of values.
+    query: [num_tokens, num_heads, head_dim]; output: the same with VALUE_DIM; rows: [cache rows, head_dim] in storage
+        type; words: the same memory as the product's words; product, packed: [0], they carry the type of the operands
+        and of the packed values.
     """
     num_kv_heads, group, head_dim, block_size = p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM], p[BLOCK_SIZE]
     items = carray(pointer(p[ITEMS]), (p[NUM_ITEMS], ITEM_WIDTH), dtype=np.int32)
@@ -186,7 +189,7 @@ def _attend(p, query, rows, words, output, product, packed):
     scale, softcap = numbers[SCALE], numbers[SOFTCAP]
     sinks = carray(pointer(p[SINKS]), (num_kv_heads * group,), dtype=np.float32)
     max_rows = p[MAX_QUERIES] * group + ROWS
-    width = (head_dim + COLUMNS - 1) // COLUMNS * COLUMNS  # zeros where the head is narrower
+    width = (head_dim + COLUMNS - 1) // COLUMNS * COLUMNS  # padded with zeros if the head is narrower
     value_width = (p[VALUE_DIM] + COLUMNS - 1) // COLUMNS * COLUMNS
     queries = np.zeros((max_rows, width), dtype=product.dtype)
     sums = np.empty((max_rows, value_width), dtype=np.float32)
@@ -211,7 +214,7 @@ def _attend(p, query, rows, words, output, product, packed):
         for base in range(first_seen // KEYS * KEYS, end, KEYS):
             count = min(KEYS, end - base)
             for t in range(count):
-                position = max(base + t, first_seen)  # blocks before the window may be somebody else's
+                position = max(base + t, first_seen)  # blocks before the window may belong to another request
                 block, offset = position // block_size, position % block_size
                 indices[t] = table[block] * p[BLOCK_ROWS] + head * p[HEAD_ROWS] + p[FIRST_ROW] + offset
             _pack_keys(words, indices, count, keys)
@@ -230,8 +233,8 @@ def _attend(p, query, rows, words, output, product, packed):
 
 @cache
 def compiled_run_attention(dtype, *, has_pairs):
-    """The address of ``void attend(int64 *parameters)`` for a storage type; with ``has_pairs`` bfloat16 is multiplied
-    as such, else everything as float32.
+    """The address of ``void attend(int64 *parameters)`` for a storage type. With ``has_pairs``, bfloat16 is multiplied
+    as such; otherwise everything is multiplied as float32.
     """
     storage = STORAGE[dtype]
     product, packed = (np.uint16, np.uint32) if has_pairs else (np.float32, np.float32)

@@ -1,9 +1,9 @@
-"""A layer's experts in one region of threads, compiled: tokens grouped by expert, both products, the weighted sums.
+"""A mixture layer in one parallel region, compiled: tokens grouped by expert, both products, the weighted sums.
 
-Each phase is a list of items that threads take from a counter of its own; a thread that finds none left waits until all
-are done. The weights of an expert lie in panels, as in ``panel_product``: of what goes into the gate a panel of gate
-columns and then the one beside it, so that the bend between the products sees what is in a core's cache. Each sum runs
-over its input in order, whatever the number of rows: what comes out for a token depends on nothing else in the batch.
+Each phase is a list of items that threads take from the phase's counter; a thread that finds none left waits until all
+are done. An expert's weights lie in panels, as in ``panel_product``. Gate and up panels alternate, so that the
+activation between the products finds its operands in the core's cache. Each sum runs over its input in order, whatever
+the number of rows: a token's result does not depend on the rest of the batch.
 """
 
 from functools import cache
@@ -20,34 +20,34 @@ from engine.kernels.tile_product import MAX_ROWS, PANEL, multiply_tile
 FLOAT32_BYTES, COUNTER_BYTES = 4, 8
 
 COPIED_ROWS = 16
-"""Rows that a thread takes at a time where it only copies them or adds them up."""
+"""Rows that a thread takes at a time in the phases that only copy or sum."""
 
 # The fields of the parameter block, all int64.
 COUNTERS, INPUT, EXPERTS, WEIGHTS, OUTPUT = range(5)  # addresses
 GATE_UP, GATE_UP_BIAS, DOWN, DOWN_BIAS, NUMBERS = range(5, 10)  # addresses
-ROWS, INNER, RESULTS, TABLES = range(10, 14)  # addresses of room to compute in
+ROWS, INNER, RESULTS, TABLES = range(10, 14)  # addresses of scratch memory
 NUM_TOKENS, NUM_ACTIVE, NUM_EXPERTS, HIDDEN_SIZE, INNER_SIZE, KIND = range(14, 20)
-ROW_STRIDE, INNER_STRIDE = 20, 21  # in numbers
-GATE_UP_HEIGHT, DOWN_HEIGHT = 22, 23  # rows of an expert that all its panels see before the next ones
+ROW_STRIDE, INNER_STRIDE = 20, 21  # in elements
+GATE_UP_HEIGHT, DOWN_HEIGHT = 22, 23  # rows of an expert that go through all its panels before the next rows
 NUM_PARAMETERS = 24
 
 GROUP, GATHER, BEND, PROJECT, ADD_UP = range(5)
 NUM_PHASES = 5
 NUM_COUNTERS = 2 * NUM_PHASES
-"""Of each phase how many items were taken, then of each how many are done."""
+"""For each phase the number of items taken, then for each phase the number of items done."""
 
 EXPERT, FIRST, END = range(3)
 BLOCK_FIELDS = 3
-"""A block is rows of one expert, in the order of experts."""
+"""A block: an expert, its first row and the end of its rows, with rows in the order of experts."""
 
 
 def max_blocks(num_rows: int, num_experts: int, height: int) -> int:
-    """How many blocks of at most so many rows there may be."""
+    """Upper bound of the number of blocks of at most ``height`` rows."""
     return num_experts + num_rows // height
 
 
 def tables_size(num_rows: int, num_experts: int, num_blocks: int) -> int:
-    """How many int64 are to be at TABLES: see ``_run``."""
+    """Number of int64 that TABLES needs; see ``_run`` for the layout."""
     return 2 * num_rows + num_experts + 1 + 2 + BLOCK_FIELDS * num_blocks
 
 
@@ -63,14 +63,14 @@ def _finish(p, phase):
 
 @njit(**PART_OPTIONS)
 def _wait(p, phase, num_items):
-    """Until all items of a phase are done."""
+    """Wait until all items of a phase are done."""
     while look_at(p[COUNTERS] + COUNTER_BYTES * (NUM_PHASES + phase)) < num_items:
         pass
 
 
 @njit(**PART_OPTIONS)
 def _cut(starts, height, blocks):
-    """Blocks of about the same height of each expert; returns how many there are."""
+    """Cut each expert's rows into blocks of about equal height; returns the number of blocks."""
     count = 0
     for expert in range(len(starts) - 1):
         row, end = starts[expert], starts[expert + 1]
@@ -84,7 +84,7 @@ def _cut(starts, height, blocks):
 
 @njit(**PART_OPTIONS)
 def _group(experts, starts, places, sources):
-    """Rows in the order of experts: where each one begins, the row of each choice, and the choice of each row."""
+    """Order rows by expert: starts, each expert's first row; places, each choice's row; sources, each row's choice."""
     starts[:] = 0
     for choice in range(len(experts)):
         starts[experts[choice] + 1] += 1
@@ -101,7 +101,7 @@ def _group(experts, starts, places, sources):
 
 @njit(**PART_OPTIONS)
 def _bend_rows(p, numbers, scratch, gate, inner, height):
-    """``height`` rows of a panel of gates and one beside them, in ``scratch``, into their columns of INNER."""
+    """Apply the activation to ``height`` rows of a gate panel and its up panel in ``scratch``, into INNER."""
     for row in range(height):
         g = gate + row * 2 * PANEL * FLOAT32_BYTES
         u, target = g + PANEL * FLOAT32_BYTES, inner + row * p[INNER_STRIDE] * FLOAT32_BYTES
@@ -113,7 +113,7 @@ def _bend_rows(p, numbers, scratch, gate, inner, height):
 
 @njit(**PART_OPTIONS)
 def _bend(p, block, index, scratch, numbers, weight, weight_bytes):
-    """One pair of panels for the rows of a block."""
+    """First product and activation: one pair of panels for the rows of a block."""
     panel_bytes = p[HIDDEN_SIZE] * PANEL * weight_bytes
     pair = block[EXPERT] * (p[INNER_SIZE] // PANEL) + index
     panel = p[GATE_UP] + pair * 2 * panel_bytes
@@ -135,7 +135,7 @@ def _bend(p, block, index, scratch, numbers, weight, weight_bytes):
 
 @njit(**PART_OPTIONS)
 def _project(p, block, index, weight, weight_bytes):
-    """One panel of what leads back for the rows of a block."""
+    """Second product: one panel of the down projection for the rows of a block."""
     number = block[EXPERT] * (p[HIDDEN_SIZE] // PANEL) + index
     panel = p[DOWN] + number * p[INNER_SIZE] * PANEL * weight_bytes
     bias = p[DOWN_BIAS] + number * PANEL * FLOAT32_BYTES
@@ -169,7 +169,7 @@ def _copy(p, first, end, sources, x, rows):
 
 @njit(**PART_OPTIONS)
 def _multiply(p, counts, bend_blocks, project_blocks, numbers, weight, weight_bytes):
-    """Both products: all of the first one before any of the second."""
+    """Both products. All items of the first are done before the second begins."""
     scratch = np.empty(2 * PANEL * MAX_ROWS, dtype=np.float32)
     num_panels = p[INNER_SIZE] // PANEL
     num_items = counts[0] * num_panels
@@ -192,9 +192,9 @@ def _multiply(p, counts, bend_blocks, project_blocks, numbers, weight, weight_by
 
 @njit(**PART_OPTIONS)
 def _run(p, x, output, weight, weight_bytes):
-    """All phases, by every thread."""
+    """All phases; every thread runs this."""
     num_rows, num_tokens, num_experts = p[NUM_TOKENS] * p[NUM_ACTIVE], p[NUM_TOKENS], p[NUM_EXPERTS]
-    # What follows each other in TABLES.
+    # The arrays in TABLES, one after another.
     places = carray(pointer(p[TABLES]), (num_rows,), dtype=np.int64)
     sources = carray(pointer(p[TABLES] + COUNTER_BYTES * num_rows), (num_rows,), dtype=np.int64)
     after = p[TABLES] + 2 * COUNTER_BYTES * num_rows
