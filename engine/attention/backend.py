@@ -1,4 +1,4 @@
-"""What an attention backend gets, a step's tokens by request, and what it promises."""
+"""The Protocols of attention backends, and their input: a step's tokens by request."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class AttentionBatch:
 
     query_starts: [num_reqs + 1] where each request's tokens begin; the last entry is the number of tokens.
     first_positions: [num_reqs] position of each request's first token.
-    block_tables: [num_groups, num_reqs, max_blocks] the blocks of each request, for each KV cache group. Entries past
-        a request's end, and before the group's window of its first position, are any valid block; what is there is
-        never attended to.
+    block_tables: [num_groups, num_reqs, max_blocks] the blocks of each request, for each KV cache group. Entries past a
+        request's end, or before the group's window of its first position, name any valid block; they are never attended
+        to.
     slots: [num_groups, num_tokens] where each token's key and value go: block id * block_size + offset, int64,
         contiguous.
-    is_reused: the batch comes again for other steps, its contiguous arrays written anew where they are; only for steps
+    is_reused: later steps pass this same batch again, with its contiguous arrays overwritten in place. Only for steps
         in which each request computes one token.
     """
 
@@ -41,7 +41,7 @@ class AttentionBatch:
 
     @property
     def num_reqs(self) -> int:
-        """Requests in the batch."""
+        """Number of requests in the batch."""
         return len(self.first_positions)
 
     @property
@@ -61,28 +61,28 @@ class AttentionBatch:
 
 
 def first_seen(positions: npt.NDArray[NumberT], window: int) -> npt.NDArray[NumberT]:
-    """The first position that each position sees with a window."""
+    """The first position that each position attends to with a window."""
     return np.maximum(positions - (window - 1), 0)
 
 
 class AttentionPlan(Protocol):
-    """A backend's preparation of one step for one KV cache group, used once by each layer of the group."""
+    """A backend's preparation of one step for one KV cache group; each layer of the group uses it once."""
 
     def attend(
         self, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Write the step's keys and values to the cache, then attend causally.
 
-        query: [num_tokens, num_heads, head_dim]; key, value: [num_tokens, num_kv_heads, head_dim], model dtype. Where
-            the layer has a ``value_size``, ``value`` is that of the keys' columns.
+        query: [num_tokens, num_heads, head_dim]; key, value: [num_tokens, num_kv_heads, head_dim], model dtype. If the
+            layer has a ``value_size``, ``value`` is that many columns of the keys.
 
         Returns:
             [num_tokens, num_heads * head_dim], or * ``value_size``, model dtype.
         """
 
     def attend_heads(self, layer: AttentionLayer, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
-        """The same, from the fused projection: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], which may be
-        written to.
+        """The same, from the fused projection: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], which it may
+        overwrite.
         """
 
 
@@ -94,10 +94,10 @@ class AttentionBackend(Protocol):
     """Paged causal attention with grouped heads over one KV cache."""
 
     def plan(self, batch: AttentionBatch) -> AttentionPlans:
-        """Prepare a step: everything that does not depend on the layer is done here, once for each group."""
+        """Prepare a step: all work that does not depend on the layer, once for each group."""
 
     def gathered_bytes(self, max_model_len: int) -> int:
-        """What the keys and values of a step of long sequences take beside the cache, at most."""
+        """Most memory that the gathered keys and values of a step of long sequences take, on top of the cache."""
 
 
 @runtime_checkable
@@ -105,8 +105,8 @@ class DecodeGraphAttention(AttentionBackend, Protocol):
     """A backend whose decode steps can be captured as a graph."""
 
     def plan_decode(self, tables: DecodeTables) -> AttentionPlans:
-        """Plans for any step of one token a row: all they do reads the tables as they are when the device gets there,
-        whatever these held when the plans were made.
+        """Plans for any step of one token a row. Their work reads the tables when the device runs it, so the tables may
+        change after planning.
 
         Raises:
             CaptureRefusedError: Not on this device.

@@ -24,14 +24,14 @@ from engine.layers.attention_layer import AttentionLayer, HeadTransform
 from engine.layers.rotary import Rotations
 
 MAX_PAGED_QUERIES = 4
-"""Requests that compute no more tokens than this take the kernel of single queries: beyond, multiplying matrices of
+"""Requests that compute at most so many tokens use the kernel for single queries. For more, multiplying matrices of
 queries and keys is faster."""
 
 EMPTY_REQUESTS: Final = np.empty(0, dtype=np.intp)
 
 
 class RotationPass:
-    """For one cache; one step at a time."""
+    """The compiled norms, rotation and cache write for one cache. One step at a time."""
 
     def __init__(self, cache: KVCache) -> None:
         layout = cache.layout
@@ -54,7 +54,7 @@ class RotationPass:
         """Write keys and values to the cache and return the queries, [num_tokens, num_heads, head_dim].
 
         heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; its keys are rotated in place.
-        slots: [num_tokens] where they go: block id * block_size + offset, int64.
+        slots: [num_tokens] int64 slots of the tokens: block id * block_size + offset.
         """
         assert heads.is_contiguous()
         assert heads.dtype == rotations.table.dtype
@@ -86,7 +86,7 @@ ChooseKernel = Callable[[KVCache], RunKernel | None]
 
 
 class TokenRuns(Protocol):
-    """The requests of a step that compute more than a few tokens."""
+    """The requests of a step that compute more than ``MAX_PAGED_QUERIES`` tokens."""
 
     def attend(
         self,
@@ -96,10 +96,10 @@ class TokenRuns(Protocol):
         value: torch.Tensor,
         output: torch.Tensor,
     ) -> None:
-        """Write their rows of ``output`` [num_tokens, num_heads, head_dim], or of the size of a value.
+        """Write these requests' rows of ``output``, [num_tokens, num_heads, head_dim or the size of a value].
 
         query: [num_tokens, num_heads, head_dim]. key, value: [num_tokens, num_kv_heads, head_dim], of all the step's
-        tokens; they are in the cache as well.
+            tokens; they are in the cache too.
         """
 
 
@@ -114,9 +114,9 @@ class CPUAttention:
         self._last: tuple[AttentionBatch, list[CPUPlan]] | None = None
 
     def plan(self, batch: AttentionBatch) -> list[CPUPlan]:
-        """Part the requests by how many tokens they compute.
+        """Split the requests by how many tokens they compute.
 
-        The plans of a reused batch have nothing of it but addresses, and hold until another batch comes.
+        Plans of a reused batch keep only the addresses of its arrays. They are reused until another batch comes.
         """
         if self._last is not None and self._last[0] is batch:
             return self._last[1]
@@ -148,7 +148,7 @@ class CPUAttention:
         return GatheredRuns(self._cache, batch, tables, requests)
 
     def gathered_bytes(self, max_model_len: int) -> int:  # noqa: ARG002  (the Protocol's)
-        """Nothing: they are read where they are."""
+        """0: keys and values are read in place."""
         return 0
 
 
@@ -189,7 +189,7 @@ class CPUPlan:
     def _attend(
         self, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Attend; the step's keys and values are in the cache."""
+        """Attend; the step's keys and values are already in the cache."""
         if self._runs is None:
             assert self._paged is not None, "a step has tokens"
             return self._paged.attend(layer, query).flatten(1)

@@ -1,4 +1,4 @@
-"""Attention on NVIDIA GPUs: prefill chunks and decode rows, by as few calls of a kernel as there can be."""
+"""Attention on NVIDIA GPUs: prefill chunks and decode rows, with as few kernel calls as possible."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from engine.layers.attention_layer import AttentionLayer
 from engine.layers.rotary import Rotations
 
 MAX_GATHERED_TOKENS: Final = 65_536
-"""Whose keys are gathered at a time, if they are not those of one request: 256 MiB of a model of 8 B parameters."""
+"""Most keys that are gathered at a time, unless they belong to one request: 256 MiB for a model of 8 B parameters."""
 
 IntArray = npt.NDArray[np.int64]
 
 
 class CUDAAttention:
-    """Paged where there is a kernel that takes the cache's blocks, else over keys gathered for each layer.
+    """Paged if a kernel reads the cache's blocks, else over keys that are gathered for each layer.
 
-    ``kernels`` are this machine's by default. A row that decodes goes to the one for decode rows whatever stands beside
-    it, so that its numbers do not depend on that. Where only this one takes the blocks, all other rows gather, a
-    bounded number of keys at a time.
+    ``kernels`` are this machine's by default. A decode row always uses the decode kernel, whatever else is in the
+    batch, so that its numbers do not depend on the batch. If only the decode kernel reads blocks, all other rows gather
+    their keys, a bounded number at a time.
     """
 
     def __init__(self, cache: KVCache, *, kernels: CUDAKernels | None = None) -> None:
@@ -57,7 +57,7 @@ class CUDAAttention:
         kernels = self.kernels
         everyone = np.arange(batch.num_reqs)
         is_decoding = batch.query_lens == 1
-        if kernels.decode is kernels.paged:  # one kernel for all, or none that takes blocks
+        if kernels.decode is kernels.paged:  # one kernel for all rows, or none that reads blocks
             is_decoding = np.full(batch.num_reqs, kernels.paged is not None and bool(is_decoding.all()))
         calls, others = [], everyone[~is_decoding]
         if is_decoding.any():
@@ -72,11 +72,10 @@ class CUDAAttention:
     def plan_decode(self, tables: DecodeTables) -> list[CUDAPlan]:
         """See ``DecodeGraphAttention``.
 
-        The kernel takes ``max_seq_len`` as a number of the host, which a graph keeps for ever, so it is that of the
-        longest sequence there can be. What kernels derive from it holds for any shorter one: it sizes the grid, and
-        turns off a window that is no shorter. A smaller number would not do: a window that is off when the graph is
-        captured would stay off for longer sequences. It costs next to nothing: how far a row reads comes from
-        ``seq_lens`` on the device.
+        The kernel takes ``max_seq_len`` from the host, and a graph keeps that number for ever. So it is the longest
+        possible length. Shorter sequences work with it: it sizes the grid, and turns off windows that are at least as
+        long. A smaller number would be wrong: a window turned off at capture would stay off for longer sequences. The
+        cost is negligible, since ``seq_lens`` on the device limits how far a row reads.
         """
         kernel = self.kernels.decode
         if kernel is None:
@@ -112,8 +111,8 @@ class CUDAAttention:
         return np.zeros_like(batch.first_positions) if window is None else first_seen(batch.first_positions, window)
 
     def _paged_call(self, batch: AttentionBatch, group: int, requests: IntArray) -> _Call:
-        """Kernels may look at a whole tile of keys that is partly in the window, so that the tables name nothing but
-        the request's own blocks (``AttentionBatch``).
+        """One call over blocks. A kernel may read a whole tile of keys that is only partly in the window, so all table
+        entries must name the request's own blocks (``AttentionBatch``).
         """
         kernel = self.kernels.decode if bool((batch.query_lens[requests] == 1).all()) else self.kernels.paged
         assert kernel is not None
@@ -155,17 +154,17 @@ class CUDAAttention:
         )
 
     def _upload_places(self, slots: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
-        """The blocks of some slots, and the offsets in them."""
+        """Block ids and offsets of some slots, on the device."""
         blocks, offsets = upload(np.stack(np.divmod(slots, self._cache.layout.block_size)), self._cache.blocks.device)
         return blocks, offsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """One call of a kernel for each layer.
+    """A kernel call that each layer makes.
 
-    tokens: [num_tokens] which of the step's it is for; None: all. gathered: blocks and offsets, each [sum(seq_lens)],
-    of the keys of all that is attended to; None where the kernel finds them.
+    tokens: [num_tokens] indices of the step's tokens that it covers; None: all. gathered: block ids and offsets of all
+        attended keys, each [sum(seq_lens)]; None if the kernel reads blocks itself.
     """
 
     kernel: VarlenKernel
@@ -175,9 +174,9 @@ class _Call:
 
 
 class CUDAPlan:
-    """One step of ``CUDAAttention`` for one KV cache group, or, over tables at fixed addresses, any number of them.
+    """One step of ``CUDAAttention`` for one KV cache group; over tables at fixed addresses, any number of steps.
 
-    places: blocks and offsets, each [num_tokens], where the step's keys and values go.
+    places: block ids and offsets, each [num_tokens], where the step's keys and values go.
     """
 
     def __init__(self, cache: KVCache, *, places: tuple[torch.Tensor, torch.Tensor], calls: Sequence[_Call]) -> None:
@@ -227,7 +226,7 @@ def history_slots(
     ends: npt.NDArray[np.int32],
     block_size: int,
 ) -> npt.NDArray[np.int64]:
-    """The slots of each request's positions from its first to before its end, requests back to back."""
+    """The slots of each request's positions, from its first to before its end; requests back to back."""
     lengths = ends.astype(np.int64) - firsts
     owners = np.repeat(np.arange(len(lengths)), lengths)
     blocks, offsets = np.divmod(_places(firsts, lengths), block_size)
@@ -235,7 +234,7 @@ def history_slots(
 
 
 def _groups(requests: IntArray, num_keys: npt.NDArray[np.int32]) -> list[IntArray]:
-    """The requests in order, as many together as have up to ``MAX_GATHERED_TOKENS`` keys; one may have more."""
+    """Split the requests, in order, into groups of at most ``MAX_GATHERED_TOKENS`` keys; a single one may have more."""
     groups: list[list[int]] = []
     num_gathered = 0
     for request in requests.tolist():
@@ -252,7 +251,7 @@ def _starts(lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
 
 
 def _places(firsts: npt.NDArray[np.integer], lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Runs of consecutive numbers, one after the other: ``lengths[i]`` of them from ``firsts[i]`` on."""
+    """Runs of consecutive numbers, back to back: run ``i`` has ``lengths[i]`` numbers and starts at ``firsts[i]``."""
     lengths = lengths.astype(np.int64)
     within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     places: npt.NDArray[np.int64] = np.repeat(firsts.astype(np.int64), lengths) + within

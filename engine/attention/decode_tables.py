@@ -1,4 +1,4 @@
-"""Where decode rows find their blocks, at addresses that stay: what a captured graph reads."""
+"""The block tables and lengths of decode rows at fixed addresses, for captured graphs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeTables:
-    """Tensors on the model's device for steps in which each of a number of rows computes one token.
+    """Tensors on the model's device for steps in which each row computes one token.
 
-    query_starts: [num_rows + 1] int32, 0, 1, 2, ... seq_lens: [num_rows] int32. key_starts: [num_rows + 1] int32, the
-    sum of those before each.
+    query_starts: [num_rows + 1] int32: 0, 1, 2, ... seq_lens: [num_rows] int32. key_starts: [num_rows + 1] int32, the
+        sum of the preceding seq_lens.
     block_tables: [num_groups, num_rows, max_blocks] int32.
-    blocks: [num_groups, num_rows] int64, the blocks that keys and values are written to; offsets: [num_rows] int64,
-    where in them.
-    max_seq_len: no entry of ``seq_lens`` will ever be larger.
+    blocks: [num_groups, num_rows] int64, the block that each row's key and value go to; offsets: [num_rows] int64, the
+        offset in it.
+    max_seq_len: upper bound of ``seq_lens`` in all steps.
     """
 
     query_starts: torch.Tensor

@@ -1,4 +1,4 @@
-"""Which attention backend serves which device."""
+"""Chooses the attention backend for a device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.layers.attention_spec import AttentionSpec
 
 
 def check_attention(architecture: str, specs: Iterable[AttentionSpec], device_type: str) -> None:
-    """Refuse a model whose layers attend in a way that no backend for the device computes.
+    """Refuse a model with layers whose kind of attention no backend for the device computes.
 
     Raises:
         ConfigError: Names the architecture, what it needs, and the device.
@@ -31,9 +31,9 @@ def check_attention(architecture: str, specs: Iterable[AttentionSpec], device_ty
 
 
 def build_attention(cache: KVCache) -> AttentionBackend:
-    """The fastest backend for the device that the cache lies on."""
+    """The fastest backend for the device that holds the cache."""
     if cache.blocks.device.type == "cuda":
-        from engine.attention.cuda import CUDAAttention  # imported late: CPUs have no use for it
+        from engine.attention.cuda import CUDAAttention  # imported late: not needed on CPUs
 
         return CUDAAttention(cache)
     return CPUAttention(cache)

@@ -1,4 +1,4 @@
-"""torch's own attention kernels for GPUs, and the forms in which its versions take the same call."""
+"""torch's own attention kernels for GPUs, and the variants of the same call in different torch versions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from engine.layers.attention_spec import AttentionSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlashVarlen:
-    """FlashAttention, by the operator below ``torch.nn.attention.varlen``.
+    """FlashAttention, through the operator below ``torch.nn.attention.varlen``.
 
-    The function above it came with torch 2.10, takes other parameters in each version, and adds an operator of its own
-    and a fill to every call.
+    The function above that operator exists since torch 2.10. Its parameters differ between versions, and it adds
+    another operator and a fill to every call.
 
-    num_splits: 1, so that a request's numbers do not depend on the batch around it. Versions up to 2.11 know no other
-        number, 2.12 refuses to be given one by FlashAttention 2.
-    names_key_starts: with paged keys FlashAttention 2 insists on being told where they would start, though it looks
-        at ``seq_lens``; versions 3 and 4 refuse to be told.
+    num_splits: 1, so that a request's numbers do not depend on the batch. Versions up to 2.11 have no such parameter,
+        and in 2.12 FlashAttention 2 refuses it.
+    names_key_starts: with paged keys FlashAttention 2 requires key starts, although it only reads ``seq_lens``;
+        versions 3 and 4 refuse them.
     """
 
     num_splits: int | None = 1
@@ -52,7 +52,7 @@ class FlashVarlen:
             spec.window is None,
             False,
             scale=spec.scale,
-            # the kernel counts the positions to the left of a token, ours counts the token as well
+            # the kernel counts only positions left of a token, our window includes the token itself
             window_size_left=-1 if spec.window is None else spec.window - 1,
             window_size_right=0,
             **options,
@@ -65,7 +65,7 @@ FLASH_FORMS: Final = tuple(
     for names_key_starts in (True, False)
     for num_splits in (1, None)
 )
-"""In the order in which they are tried: the first is that of the version we are tested with."""
+"""The variants, in the order in which they are tried; the first one fits the torch version that we test with."""
 
 
 @cache
@@ -75,17 +75,17 @@ def _flash_parameters() -> frozenset[str]:
 
 
 _CAUSAL_FROM_THE_END: Final = 2
-"""torch's number for causal masks that are aligned at the last query and the last key."""
+"""torch's constant for causal masks that are aligned at the last query and the last key."""
 
 
 def efficient_varlen(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shape: VarlenShape, spec: AttentionSpec
 ) -> torch.Tensor:
-    """Memory-efficient attention, for GPUs that FlashAttention does not run on (before compute capability 8.0)."""
+    """Memory-efficient attention, for GPUs without FlashAttention (before compute capability 8.0)."""
     if shape.block_tables is not None:
         raise NotImplementedError("memory-efficient attention takes no blocks")
     group = query.shape[1] // key.shape[1]
-    # it knows no grouped heads
+    # it does not support grouped heads
     key, value = (tensor.repeat_interleave(group, dim=1)[None] for tensor in (key, value))
     output: torch.Tensor = torch.ops.aten._efficient_attention_forward(
         query[None],

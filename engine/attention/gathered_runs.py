@@ -1,4 +1,4 @@
-"""Runs of tokens for torch's SDPA, where no compiled kernel is faster."""
+"""Runs of tokens through torch's SDPA, on machines where no compiled kernel is faster."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from engine.device.kv_cache import KVCache
 from engine.layers.attention_layer import AttentionLayer
 
 QUERY_TILE = 256
-"""Queries of a run that share one mask: bounds the mask, and skips what none of them sees."""
+"""Queries of a run that share one mask. This bounds the mask, and skips keys that none of them sees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Tokens of one request: their place in the batch, their first position, the request's block table."""
+    """Consecutive tokens of one request: their place in the batch, their first position, the request's block table."""
 
     start: int
     end: int
@@ -61,7 +61,7 @@ class GatheredRuns:
                 self._attend_history(layer, run, query[part], output[part])
 
     def _attend_history(self, layer: AttentionLayer, run: Run, query: torch.Tensor, output: torch.Tensor) -> None:
-        """Attend to the cache, tile by tile: each gathers no more positions than its queries see."""
+        """Attend to the cache, tile by tile. A tile gathers only the positions that its queries see."""
         block_size, window = self._cache.layout.block_size, layer.spec.window
         for start in range(0, len(query), QUERY_TILE):
             tile = query[start : start + QUERY_TILE]
@@ -95,7 +95,7 @@ def _run(batch: AttentionBatch, tables: IntArray, request: np.intp) -> Run:
 
 
 def _attend_causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """The whole sequence attends to itself; no mask is made."""
+    """Causal attention of a whole sequence to itself, without a mask tensor."""
     query, key, value = _by_head(query), _by_head(key), _by_head(value)
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True, scale=scale)[0].transpose(
         0, 1
@@ -114,7 +114,7 @@ def _attend_masked(
 def _attend_by_definition(
     layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor
 ) -> torch.Tensor:
-    """With the cap and the sinks, which SDPA knows nothing of."""
+    """Attention by its definition, with softcap and sinks, which SDPA does not support."""
     spec, group = layer.spec, query.shape[1] // key.shape[1]
     keys, values = (tensor.float().repeat_interleave(group, dim=1) for tensor in (key, value))
     scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * spec.scale
@@ -128,5 +128,5 @@ def _attend_by_definition(
 
 
 def _by_head(tokens: torch.Tensor) -> torch.Tensor:
-    """[num_tokens, num_heads, head_dim] as SDPA wants it, [1, num_heads, num_tokens, head_dim], without a copy."""
+    """[num_tokens, num_heads, head_dim] as the [1, num_heads, num_tokens, head_dim] of SDPA, without a copy."""
     return tokens[None].transpose(1, 2)

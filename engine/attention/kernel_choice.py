@@ -1,6 +1,7 @@
-"""Which attention kernels a GPU runs: asked of the kernels themselves, whose answers are compared with the definition.
+"""Chooses the attention kernels of a GPU, by running them and comparing their results with attention's definition.
 
-What they take depends on the GPU, on torch's version and on what is installed, and some take what they get wrong.
+Which inputs they accept depends on the GPU, on torch's version and on what is installed, and some accept inputs for
+which they give wrong results.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from kv_transfer.layout import KVLayout
 logger = logging.getLogger(f"baton.{__name__}")
 
 TOLERANCE = 5e-2
-"""Of outputs next to 1 in 16 bits. A kernel that reads the wrong keys is wrong by about 1."""
+"""For 16-bit outputs of about 1. A kernel that reads the wrong keys is off by about 1."""
 
 GROUP = 2
-"""Query heads to each head of keys, in the questions."""
+"""Query heads for each key head in the test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CUDAKernels:
-    """packed: for keys back to back. paged: for keys in blocks; None: there is none.
-    decode: for steps of one token a request, with keys in blocks; None: there is none.
+    """packed: for keys back to back. paged: for keys in blocks, or None.
+    decode: for steps of one token a request, with keys in blocks, or None.
     """
 
     packed: VarlenKernel
@@ -42,7 +43,7 @@ class CUDAKernels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCandidates:
-    """Kernels to ask, the best first. What is found for ``paged`` decodes where none of ``decode`` does.
+    """Kernels to test, best first. If no ``decode`` kernel is right, the chosen ``paged`` kernel decodes too.
 
     FlashAttention, which may not split a row's keys, takes 1053 us where Triton's kernel takes 281 (32 rows of 8,192
     tokens on an H200, whose memory allows 262), and 541 where it takes 155 (64 of 2,048).
@@ -54,7 +55,7 @@ class KernelCandidates:
 
 
 def torch_candidates() -> KernelCandidates:
-    """What there is on a GPU."""
+    """The candidates on a GPU."""
     decode: tuple[VarlenKernel, ...] = ()
     try:
         from engine.attention.paged_decode import paged_decode  # imported late: it needs Triton
@@ -68,10 +69,10 @@ def torch_candidates() -> KernelCandidates:
 def choose_kernels(
     layout: KVLayout, dtype: torch.dtype, device: torch.device, candidates: KernelCandidates
 ) -> CUDAKernels:
-    """The first of each kind that says what attention says.
+    """The first kernel of each kind whose results are right.
 
     Raises:
-        ConfigError: None does, not even for keys back to back.
+        ConfigError: None is, not even for keys back to back.
     """
     question = _Question(layout, dtype, device)
     packed = _first(candidates.packed, question.is_packed_right)
@@ -90,7 +91,7 @@ def choose_kernels(
 
 @lru_cache(maxsize=8)
 def kernels_of(layout: KVLayout, dtype: torch.dtype, device: torch.device) -> CUDAKernels:
-    """The kernels of this machine's GPU for a cache, and what follows from them, said once."""
+    """The kernels of this machine's GPU for a cache. Logs the consequences once."""
     kernels = choose_kernels(layout, dtype, device, torch_candidates())
     if kernels.paged is None:
         logger.warning(
@@ -103,7 +104,7 @@ def kernels_of(layout: KVLayout, dtype: torch.dtype, device: torch.device) -> CU
 
 
 class _Question:
-    """Two requests whose keys lie scattered, one of them beyond a block; with every answer that is right."""
+    """A test case with its right answers: two requests with scattered keys, one longer than a block."""
 
     def __init__(self, layout: KVLayout, dtype: torch.dtype, device: torch.device) -> None:
         size = layout.block_size
@@ -115,7 +116,7 @@ class _Question:
         def random(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator).to(device=device, dtype=dtype)
 
-        # as they lie in the cache: tokens of a head next to each other
+        # as in the cache: the tokens of a head are next to each other
         blocks = random(num_blocks, layout.num_kv_heads, 2, size, layout.head_dim)
         self._blocks = blocks.permute(0, 2, 3, 1, 4)
         self._tables = torch.tensor(tables, dtype=torch.int32, device=device)
@@ -126,12 +127,12 @@ class _Question:
         ]
 
     def is_packed_right(self, kernel: VarlenKernel) -> bool:
-        """With keys back to back, for a chunk beside a decode row, with a window and without."""
+        """With keys back to back: a chunk beside a decode row, with and without a window."""
         keys, values = (torch.cat([history[:, half] for history in self._histories]) for half in (0, 1))
         return all(self._is_right(kernel, keys, values, (3, 1), window, is_paged=False) for window in (None, 4))
 
     def is_paged_right(self, kernel: VarlenKernel) -> bool:
-        """With keys in blocks, for a chunk beside a decode row and for decode rows, with a window and without."""
+        """With keys in blocks: a chunk beside a decode row, and decode rows, with and without a window."""
         keys, values = self._blocks[:, 0], self._blocks[:, 1]
         return all(
             self._is_right(kernel, keys, values, query_lens, window, is_paged=True)
@@ -140,7 +141,7 @@ class _Question:
         )
 
     def is_decode_right(self, kernel: VarlenKernel) -> bool:
-        """With keys in blocks, for decode rows, with a window and without."""
+        """With keys in blocks: decode rows, with and without a window."""
         keys, values = self._blocks[:, 0], self._blocks[:, 1]
         return all(self._is_right(kernel, keys, values, (1, 1), window, is_paged=True) for window in (None, 4))
 
@@ -185,13 +186,13 @@ def _first(kernels: Sequence[VarlenKernel], is_right: Callable[[VarlenKernel], b
             if is_right(kernel):
                 return kernel
             logger.warning("an attention kernel is not used: it computes something else: %r", kernel)
-        except Exception as error:  # of torch, of Triton or of a compiler that is not there: all mean no
+        except Exception as error:  # from torch, Triton or a missing compiler: the kernel is not usable
             logger.debug("an attention kernel refused: %r: %s", kernel, error)
     return None
 
 
 def _scattered(lengths: tuple[int, ...], block_size: int) -> list[list[int]]:
-    """Tables of small blocks, those of the last request first."""
+    """Block tables for small blocks, with the last request's blocks first."""
     counts = [-(-length // block_size) for length in lengths]
     firsts = [sum(counts[index + 1 :]) for index in range(len(counts))]
     return [

@@ -1,8 +1,7 @@
-"""Attention of decode rows over blocks of any size, in Triton: what torch's kernels do not do everywhere.
+"""Attention of decode rows over blocks of any size, in Triton, where torch's kernels do not support it.
 
-A row's keys are dealt out to a fixed number of programs and put together afterwards, so that a few long rows occupy a
-whole GPU. Who gets which keys, and in which order numbers are summed up, depends on the row alone: its result is the
-same whatever stands beside it.
+A row's keys are split among a fixed number of programs and joined afterwards, so that a few long rows can use a whole
+GPU. The split and the order of summation depend on the row alone, so its result does not depend on the batch.
 
 Source: Dao et al., Flash-Decoding for long-context inference, 2023.
 """
@@ -20,15 +19,15 @@ from engine.attention.varlen import VarlenShape
 from engine.layers.attention_spec import AttentionSpec
 
 NUM_PROGRAMS: Final = 16
-"""For each row and head of keys. Those that get no keys end at once."""
+"""Programs for each row and key head. Programs that get no keys end at once."""
 
 PART_LEN: Final = 128
-"""Keys that a program gets at a time."""
+"""Keys that a program takes at a time."""
 
 TILE_LEN: Final = 64
 
 MIN_SIDE: Final = 16
-"""Of the matrices that tensor cores multiply."""
+"""Smallest side of the matrices that tensor cores multiply."""
 
 
 def paged_decode(
@@ -86,7 +85,7 @@ def paged_decode(
     return output
 
 
-# What differs from step to step must not call for another kernel, which would be compiled while requests wait.
+# Arguments that change from step to step must not specialise the kernel: it would be recompiled while requests wait.
 @triton.jit(do_not_specialize=["window", "table_row"], do_not_specialize_on_alignment=["tables", "seq_lens"])
 def _attend_parts(
     query,
@@ -117,8 +116,8 @@ def _attend_parts(
     PART_LEN: tl.constexpr,
     TILE_LEN: tl.constexpr,
 ):
-    """One row and head of keys, every ``NUM_PROGRAMS``-th part: for each query head of the group the sum of values
-    weighted relative to the highest score, that score, and the sum of weights.
+    """One row and key head, every ``NUM_PROGRAMS``-th part of the keys. For each query head of the group it stores the
+    highest score, the sum of weights relative to it, and the sum of values with these weights.
     """
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -156,7 +155,7 @@ def _attend_parts(
             scores = tl.dot(queries, keys, input_precision="ieee") * scale
             scores = tl.where(is_seen[None, :], scores, float("-inf"))
             next_top = tl.maximum(top, tl.max(scores, axis=1))
-            # of a tile before the window nothing has a score, and minus infinity less itself is no number
+            # in a tile before the window all scores are -inf, and -inf - -inf is NaN
             anchor = tl.where(next_top == float("-inf"), 0.0, next_top)
             shares = tl.exp2(scores - anchor[:, None])
             fade = tl.exp2(top - anchor)
@@ -186,7 +185,7 @@ def _join_parts(
     NUM_PROGRAMS: tl.constexpr,
     PART_LEN: tl.constexpr,
 ):
-    """One row and query head: what its programs found, weighted relative to the highest score of them all."""
+    """One row and query head: join the results of its programs, rescaled to the highest score of all."""
     row = tl.program_id(0).to(tl.int64)
     head = row * tl.num_programs(1) + tl.program_id(1)
     programs = tl.arange(0, NUM_PROGRAMS)

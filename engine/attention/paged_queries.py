@@ -1,4 +1,4 @@
-"""Single queries for the compiled paged kernel."""
+"""Single queries through the compiled paged kernel."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ NO_WINDOW = 1 << 62
 
 
 class ScoreParameters:
-    """What a layer's scores go by, at addresses for the compiled kernels."""
+    """A layer's score parameters (scale, softcap, sinks), at addresses for the compiled kernels."""
 
     def __init__(self) -> None:
         self._numbers = (ctypes.c_float * NUM_SCORE_NUMBERS)()
         self.address = ctypes.addressof(self._numbers)
 
     def set(self, layer: AttentionLayer) -> int:
-        """Take those of a layer, and return the address of its sinks, or 0."""
+        """Take over a layer's parameters; returns the address of its sinks, or 0."""
         self._numbers[SCALE], self._numbers[SOFTCAP] = layer.spec.scale, layer.spec.softcap or 0.0
         return 0 if layer.sinks is None else layer.sinks.data_ptr()
 
 
 MAX_LATENT_GROUP = 8
-"""Query heads that go through a latent together: all heads share it, and they are divided among the threads."""
+"""Most query heads that process a latent together. All heads share one latent; threads share these groups."""
 
 
 class HeadGroups:
-    """How the query heads of one cache are divided: by the head of keys that they share, latents by their number."""
+    """How the query heads of one cache are grouped: by shared key head; for latents, by a fixed size."""
 
     def __init__(self, layout: KVLayout) -> None:
         self._layout = layout
@@ -48,10 +48,10 @@ class HeadGroups:
         rows_per_head = layout.layers_per_block * layout.num_parts * layout.block_size
         self.rows_per_block = layout.num_kv_heads * rows_per_head
         self.rows_between = 0 if self._is_latent else rows_per_head
-        """Cache rows from what one group reads to what the next one does: 0 where all read the same."""
+        """Distance in cache rows between what two groups read; 0 if all read the same."""
 
     def count(self, num_heads: int) -> int:
-        """Groups of so many query heads."""
+        """The number of groups for ``num_heads`` query heads."""
         if not self._is_latent:
             return self._layout.num_kv_heads
         most = min(num_heads, MAX_LATENT_GROUP)
@@ -79,12 +79,12 @@ class PagedKernel:
 
 
 class PagedQueries:
-    """The tokens of one step that take the paged kernel, each a query with its own block table and position.
+    """The tokens of one step that use the paged kernel, each as a query with its own block table and position.
 
-    They are those of ``requests``, indices into the batch, or of all where each computes one token. ``tables`` are the
-    block tables of the batch for one KV cache group.
-    tokens: [num_queries] their places in the batch, int64; None: all, in their order.
-    span: where they follow each other, from the first to behind the last one.
+    ``requests`` are indices into the batch; None: all requests, each of which computes one token. ``tables`` are the
+    batch's block tables for one KV cache group.
+    tokens: [num_queries] int64 indices of the tokens in the batch; None: all in order.
+    span: the range of these indices if they are consecutive, else None.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class PagedQueries:
         self._paged = paged
         self.tokens: torch.Tensor | None = None
         self.span: slice | None = None
-        # The kernel has the addresses of these two.
+        # The kernel holds the addresses of these two arrays.
         if requests is None:
             self._positions: IntArray = np.ascontiguousarray(batch.first_positions, dtype=np.int32)
             self._tables: IntArray = np.ascontiguousarray(tables, dtype=np.int32)
@@ -105,7 +105,7 @@ class PagedQueries:
             tokens, owners, positions = _queries(batch, requests)
             self.tokens = torch.from_numpy(tokens)
             first, last = int(tokens[0]), int(tokens[-1])
-            if last - first == len(tokens) - 1:  # requests and their tokens are in the batch's order
+            if last - first == len(tokens) - 1:  # consecutive, since requests and their tokens are in batch order
                 self.span = slice(first, last + 1)
             self._positions = positions.astype(np.int32)
             self._tables = np.ascontiguousarray(tables[owners], dtype=np.int32)
@@ -114,7 +114,7 @@ class PagedQueries:
     def attend(self, layer: AttentionLayer, query: torch.Tensor, output: torch.Tensor | None = None) -> torch.Tensor:
         """Attend with [num_queries, num_heads, head_dim]; keys and values are in the cache already.
 
-        Returns ``output``, if there is one, of [num_queries, num_heads, size of a value] and contiguous.
+        ``output``, if given, is contiguous [num_queries, num_heads, size of a value]; it is filled and returned.
         """
         query = query.contiguous()
         num_queries, num_heads, head_dim = query.shape
@@ -139,7 +139,7 @@ class PagedQueries:
 def _queries(
     batch: AttentionBatch, requests: npt.NDArray[np.intp]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-    """All tokens of these requests, each [num_queries]: their places in the batch, their requests, their positions."""
+    """All tokens of these requests, each [num_queries]: their indices in the batch, their requests, their positions."""
     starts, counts = batch.query_starts[requests].astype(np.int64), batch.query_lens[requests]
     owners, within = requests, np.zeros(1, dtype=np.int64)
     if counts.max() > 1:

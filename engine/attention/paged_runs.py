@@ -1,4 +1,4 @@
-"""Runs of tokens for the compiled kernel, which reads the blocks in place."""
+"""Runs of tokens through the compiled kernel, which reads the blocks in place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine.kernels.lanes import HAS_BFLOAT16_UNIT
 from engine.layers.attention_layer import AttentionLayer
 
 TARGET_ROWS = 384
-"""Queries times heads of a group that share the packed keys of a tile: packing is a few percent then."""
+"""Query rows (queries times heads of a group) that share a tile's packed keys: packing then costs a few percent."""
 
 
 class RunKernel:
@@ -54,7 +54,7 @@ class PagedRuns:
         self._kernel = run_kernel
         self._batch = batch
         self._requests = requests
-        # The kernel has the addresses of these two.
+        # The kernel holds the addresses of these two arrays.
         self._tables: IntArray = np.ascontiguousarray(tables[requests], dtype=np.int32)
         self._items: IntArray = np.empty((0, kernel.ITEM_WIDTH), dtype=np.int32)
         self._addresses = 0, 0
@@ -69,7 +69,7 @@ class PagedRuns:
         output: torch.Tensor,
     ) -> None:
         """See ``TokenRuns``."""
-        del key, value  # they are in the cache
+        del key, value  # the cache has them
         assert output.is_contiguous()
         query = query.contiguous()
         runs = self._kernel
@@ -91,7 +91,9 @@ class PagedRuns:
         runs.call.run(max_threads=len(self._items) * num_groups)
 
     def _cut(self, num_queries: int) -> None:
-        """Cut the runs into items of up to so many queries, the most work first: threads end at about the same time."""
+        """Cut the runs into items of at most so many queries, most work first: threads then end at about the same
+        time.
+        """
         items: list[tuple[int, int, int, int]] = []
         for table, request in enumerate(self._requests.tolist()):
             start, end = self._batch.query_starts[request : request + 2].tolist()
@@ -109,8 +111,8 @@ class PagedRuns:
 def choose_run_kernel(cache: KVCache) -> RunKernel | None:
     """The compiled kernel where it is faster than torch's SDPA, else None.
 
-    Measured by ``benchmarks/run_attention.py``. With AMX, torch multiplies bfloat16 in tiles of it, which our kernel
-    does not know.
+    Measured by ``benchmarks/run_attention.py``. With AMX, torch multiplies bfloat16 in AMX tiles, which our kernel
+    cannot use.
     """
     if cache.blocks.device.type != "cpu" or not is_run_machine():
         return None

@@ -1,4 +1,4 @@
-"""Attention as it is defined, one request and one formula at a time: the oracle of the other backends."""
+"""Attention by its definition, one request and one formula at a time: the oracle for the other backends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ReferenceAttention:
         return [ReferencePlan(self._cache, batch, group) for group in range(self._cache.layout.num_groups)]
 
     def gathered_bytes(self, max_model_len: int) -> int:  # noqa: ARG002  (the Protocol's)
-        """Nothing: they are read where they are."""
+        """0: keys and values are read in place."""
         return 0
 
 
@@ -53,7 +53,7 @@ class ReferencePlan:
         return self.attend(layer, *layer.transform(heads, rotations))
 
     def _attend_one(self, layer: AttentionLayer, request: int, query: torch.Tensor, position: int) -> torch.Tensor:
-        """One token's query, [num_heads, head_dim], at its position."""
+        """Attend with one token's query, [num_heads, head_dim], at its position."""
         spec, block_size = layer.spec, self._cache.layout.block_size
         first = 0 if spec.window is None else max(position - spec.window + 1, 0)
         positions = torch.arange(first, position + 1, device=query.device)

@@ -1,4 +1,4 @@
-"""What attention on GPUs asks of a kernel, as a seam: torch's own have no CPU version to test with."""
+"""The interface of attention kernels on GPUs; tests implement it, since torch's kernels have no CPU version."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from engine.layers.attention_spec import AttentionSpec
 class VarlenShape:
     """The sequences of a batch, back to back.
 
-    query_starts: [num_reqs + 1] int32. seq_lens: [num_reqs] int32, the keys of each request, the last of which belongs
-    to its last query; where keys are back to back, those before the window of the first query are left out.
-    key_starts: [num_reqs + 1] int32, where the keys of each request are, or would be, back to back.
-    block_tables: [num_reqs, max_blocks] int32 where keys are paged, else None.
+    query_starts: [num_reqs + 1] int32.
+    seq_lens: [num_reqs] int32, the number of keys of each request; the last key belongs to its last query. With keys
+        back to back, keys before the first query's window are left out.
+    key_starts: [num_reqs + 1] int32, where each request's keys start, or would start, back to back.
+    block_tables: [num_reqs, max_blocks] int32 if keys are paged, else None.
     """
 
     query_starts: torch.Tensor
@@ -29,12 +30,12 @@ class VarlenShape:
 
 
 class VarlenKernel(Protocol):
-    """Causal attention of sequences of different lengths, aligned at their ends."""
+    """Causal attention of sequences of different lengths, with queries and keys aligned at their ends."""
 
     def __call__(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shape: VarlenShape, spec: AttentionSpec
     ) -> torch.Tensor:
         """Attend: query [num_tokens, num_heads, head_dim]; key and value [num_keys, num_kv_heads, head_dim], or
-        [num_blocks, block_size, num_kv_heads, head_dim] where ``shape.block_tables`` is given. Of ``spec`` it takes the
-        scale and the window.
+        [num_blocks, block_size, num_kv_heads, head_dim] if ``shape.block_tables`` is given. Of ``spec`` it uses scale
+        and window.
         """
