@@ -1,4 +1,4 @@
-"""What bends an MLP between its two products.
+"""The activation between the two products of an MLP.
 
 Source: Shazeer, GLU Variants Improve Transformer, 2020; Hendrycks and Gimpel, Gaussian Error Linear Units, 2016.
 """
@@ -25,12 +25,12 @@ _PLAIN_KINDS = {Activation.GELU: kernel.GELU, Activation.GELU_TANH: kernel.GELU_
 
 
 def gate_kind(activation: Activation, clamp: GateClamp | None) -> int:
-    """What compiled kernels call a gate."""
+    """The number by which compiled kernels know a gated activation."""
     return _GATED_KINDS[activation] if clamp is None else kernel.CLAMPED_GATE
 
 
 class ClampNumbers:
-    """What a clamped gate goes by, where compiled kernels read it."""
+    """The numbers of a clamped gate, at an address for compiled kernels."""
 
     def __init__(self, clamp: GateClamp | None) -> None:
         self._numbers = (ctypes.c_float * kernel.NUM_CLAMP_NUMBERS)()
@@ -40,9 +40,9 @@ class ClampNumbers:
 
 
 class ActivationLayer:
-    """activation(gate) * up, or activation(x) where ``is_gated`` is false. ``clamp``: the gate is what that says.
+    """activation(gate) * up, or activation(x) if not ``is_gated``. ``clamp`` replaces this by the clamped gate.
 
-    feeds_product: a ``Linear`` reads the output, whose rows then may be apart (``rows_for_product``).
+    feeds_product: a ``Linear`` reads the output, whose rows may then have gaps between them (``rows_for_product``).
     """
 
     def __init__(

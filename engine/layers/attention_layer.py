@@ -1,4 +1,4 @@
-"""One layer of a model as attention backends see it, and what happens to its heads before they attend."""
+"""One layer of a model as attention backends see it, and how its heads are prepared before they attend."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from engine.layers.rotary import Rotations, rotate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadTransform:
-    """One layer's heads; the norms are None in models without them. ``fused_ops``, if there are any, normalise heads by
-    the norm of the model's ``FusedSpec``, which is that of ``query_norm`` and ``key_norm``.
+    """Norms and rotation of one layer's heads. The norms are None in models without them. ``fused_ops``, if given,
+    normalise heads by the model's ``FusedSpec``, the same norm as ``query_norm`` and ``key_norm``.
     """
 
     num_heads: int
@@ -25,7 +25,7 @@ class HeadTransform:
     fused_ops: FusedOps | None = None
 
     def __call__(self, heads: torch.Tensor, rotations: Rotations) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Query, key and value of [num_tokens, num_heads + 2 * num_kv_heads, head_dim], as attention takes them."""
+        """Query, key and value of [num_tokens, num_heads + 2 * num_kv_heads, head_dim], normalised and rotated."""
         query, key, value = torch.split(heads, [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
@@ -38,7 +38,7 @@ class HeadTransform:
         cache: tuple[torch.Tensor, torch.Tensor],
         places: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
-        """The same, but that keys and values go to the cache: ``FusedOps.place_heads``, which there must be."""
+        """The same, but writes keys and values to the cache. Needs ``fused_ops`` (``FusedOps.place_heads``)."""
         assert self.fused_ops is not None
         norms = None
         if self.query_norm is not None and self.key_norm is not None:
@@ -50,8 +50,8 @@ class HeadTransform:
 class AttentionLayer:
     """Where a layer's keys and values are, and how it attends to them.
 
-    group: its KV cache group. index: its place among the layers of the group, which is its place in a block.
-    transform: what happens to the heads of its fused projection before.
+    group: its KV cache group. index: its index among the layers of the group, and so within a block.
+    transform: prepares the heads of its fused projection.
     sinks: [num_heads] float32, the scores of its sinks, where ``spec.has_sinks``.
     """
 

@@ -1,4 +1,4 @@
-"""How one layer attends: what differs between architectures, and between the layers of one. Free of torch."""
+"""How one layer attends: what differs between architectures, and between the layers of one. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from engine.layers.rope_config import RopeConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentSpec:
-    """Multi-head latent attention: the keys and values of all heads are made from one narrow vector a token.
+    """Multi-head latent attention: the keys and values of all heads are computed from one narrow vector a token.
 
-    query_rank: width of the vector that queries are made from; None: they are made from the hidden state.
-    rank: width of the vector that keys and values are made from.
-    plain_size, rotated_size: numbers of a head's key that come from that vector, and of its rotated part, which all
-        heads share. value_size: numbers of a head's value.
+    query_rank: width of the narrow vector that queries are computed from; None: they use the hidden state.
+    rank: width of the narrow vector that keys and values are computed from.
+    plain_size: numbers of a head's key computed from that vector. rotated_size: numbers of the key's rotated part,
+        which all heads share. value_size: numbers of a head's value.
     is_interleaved: the two coordinates of a rotated pair are neighbours in the checkpoint.
     has_bias: the products into narrow vectors have biases.
 
@@ -31,26 +31,26 @@ class LatentSpec:
 
     @property
     def head_size(self) -> int:
-        """Numbers of a head's query."""
+        """Size of a head's query."""
         return self.plain_size + self.rotated_size
 
     @property
     def cached_size(self) -> int:
-        """Numbers that are cached of a token: the narrow vector, and what is rotated."""
+        """Numbers cached for a token: the narrow vector and the rotated part."""
         return self.rank + self.rotated_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """What an architecture's file says of one layer, and what attention backends compute by.
+    """How one layer attends: written by an architecture's file, read by attention backends.
 
-    scale: what the products of queries and keys are multiplied with: their score.
-    rope: how queries and keys are rotated by their positions; None: they are not.
-    window: how many positions a token sees, itself included; None: all before it.
-    softcap: scores ``s`` become ``softcap * tanh(s / softcap)``; None: they stay.
-    value_size: a token has no value beside its key: the first so many numbers of the key are its value. None: it has
-        one, as wide as the key.
-    has_sinks: each query head has a learned score that takes part in the softmax and brings no value.
+    scale: factor of the products of queries and keys, which gives their scores.
+    rope: how queries and keys are rotated by position; None: not at all.
+    window: how many positions a token sees, itself included; None: all up to itself.
+    softcap: scores ``s`` become ``softcap * tanh(s / softcap)``; None: no cap.
+    value_size: the value of a token is this many leading numbers of its key; None: it has its own value, as wide as the
+        key.
+    has_sinks: each query head has a learned score that takes part in the softmax but adds no value.
     """
 
     scale: float

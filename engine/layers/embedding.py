@@ -9,8 +9,8 @@ from engine.layers.packed_weight import Multiply, pack
 
 
 class Embedding:
-    """One vector a token: weight [vocab_size, hidden_size]; its vectors are multiplied with ``scale``, rounded to the
-    model's dtype, when they are looked up.
+    """The token embedding: weight [vocab_size, hidden_size]. Looked-up vectors are multiplied with ``scale``, rounded
+    to the model's dtype.
     """
 
     def __init__(
@@ -20,15 +20,15 @@ class Embedding:
         self._scale = float(torch.tensor(scale, dtype=dtype))
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Look up [num_tokens] ids."""
+        """Look up the vectors of [num_tokens] ids."""
         vectors = F.embedding(token_ids, self.weight)
         return vectors if self._scale == 1.0 else vectors.mul_(self._scale)
 
 
 class LMHead:
-    """Scores of the vocabulary. ``tied`` multiplies by the embedding's own matrix.
+    """Computes logits over the vocabulary. ``tied``: uses the embedding's matrix.
 
-    scale: what the scores are multiplied with. softcap: scores ``s`` then become ``softcap * tanh(s / softcap)``.
+    scale: factor of the logits. softcap: scaled logits ``s`` then become ``softcap * tanh(s / softcap)``.
     """
 
     def __init__(self, embedding: Embedding, *, tied: bool, scale: float = 1.0, softcap: float | None = None) -> None:
@@ -38,11 +38,11 @@ class LMHead:
         self._multiply: Multiply | None = None
 
     def targets(self) -> dict[str, torch.Tensor]:
-        """Where the head's own matrix is loaded, if it has one."""
+        """Where the head's own matrix is loaded; empty if it has none."""
         return {} if self._tied else {"lm_head.weight": self._weight}
 
     def pack(self) -> None:
-        """Hand the matrix to the matrix library."""
+        """Let the matrix library repack the matrix."""
         self._multiply = pack(self._weight, None)
         self._weight = self._weight.new_empty(0)
 

@@ -1,4 +1,4 @@
-"""What lies between matrix products and attention: by operators, and, for GPUs, as fused kernels that can be chosen."""
+"""The operations between matrix products and attention: as torch operators, or as fused kernels on GPUs."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ def activate_plain(x: torch.Tensor, activation: Activation) -> torch.Tensor:
 
 
 def activate_halves(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """activation(gate) * up of [num_tokens, 2 * size], the gate first."""
+    """activation(gate) * up for [num_tokens, 2 * size], the gate first."""
     gate, up = gate_up.chunk(2, dim=-1)
     return activate_plain(gate, activation) * up
 
 
 def root_mean_square_norm(x: torch.Tensor, weight: torch.Tensor, spec: NormSpec) -> torch.Tensor:
-    """The last dimension by its root mean square, then by a weight; an offset is added in float32."""
+    """Divide the last dimension by its root mean square, then multiply by a weight; an offset is added in float32."""
     if spec.offset == 0:
         return F.rms_norm(x, (x.shape[-1],), weight, spec.eps)
     return F.rms_norm(x.float(), (x.shape[-1],), weight.float() + spec.offset, spec.eps).to(x.dtype)
 
 
 class FusedOps(Protocol):
-    """Sequences of operators that see one token at a time, each one kernel."""
+    """Operator sequences that treat each token separately, each fused into one kernel."""
 
     def add_norm(self, hidden: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Add ``delta`` to ``hidden`` in place, and return the sum normalised: [num_tokens, size], in one piece."""
+        """Add ``delta`` to ``hidden`` in place, and return the normalised sum: [num_tokens, size], contiguous."""
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """``activate_halves`` of [num_tokens, 2 * size], in one piece."""
+        """``activate_halves`` of [num_tokens, 2 * size], contiguous."""
 
     def place_heads(
         self,
@@ -55,11 +55,11 @@ class FusedOps(Protocol):
         cache: tuple[torch.Tensor, torch.Tensor],
         places: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
-        """Normalise queries and keys, if there are ``norms``, rotate them, and write keys and values to the cache.
+        """Normalise queries and keys if ``norms`` are given, rotate them, and write keys and values to the cache.
 
-        heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], the two numbers of which are ``counts``.
-        norms: the weights of queries and of keys, [head_dim] each. cache: keys and values, each [num_blocks,
-        block_size, num_kv_heads, head_dim]. places: blocks and offsets in them, each [num_tokens].
+        heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]. counts: num_heads and num_kv_heads.
+        norms: the weights for queries and keys, [head_dim] each. cache: keys and values, each [num_blocks, block_size,
+            num_kv_heads, head_dim]. places: block ids and offsets, each [num_tokens].
 
         Returns:
             The queries, [num_tokens, num_heads, head_dim].
@@ -70,7 +70,7 @@ Build = Callable[[FusedSpec], FusedOps]
 
 
 def build_triton_ops(spec: FusedSpec) -> FusedOps:
-    """Those in Triton.
+    """The Triton implementation.
 
     Raises:
         ImportError: There is no Triton.
@@ -84,10 +84,10 @@ def build_triton_ops(spec: FusedSpec) -> FusedOps:
 def choose_fused_ops(
     asked: Switch, device: torch.device, dtype: torch.dtype, *, spec: FusedSpec, build: Build = build_triton_ops
 ) -> FusedOps | None:
-    """Fused operators where they are wanted and can be had; None, with one warning that says why, where they cannot.
+    """Fused operators if they are wanted and work here; otherwise None, with one warning that says why they do not.
 
     Raises:
-        ConfigError: They are required, and cannot be had.
+        ConfigError: They are required, but do not work.
     """
     if asked is False or (device.type == "cpu" and asked == "auto"):
         return None
@@ -95,8 +95,8 @@ def choose_fused_ops(
         raise ConfigError(f"gpu.compile_elementwise is true, but the device is {device}; set it to auto or false")
     try:
         fused_ops = build(spec)
-        fused_ops.gate(torch.ones(1, 64, dtype=dtype, device=device))  # compiles it
-    except Exception as error:  # no Triton, no compiler, no headers, too old a GPU: each has errors of its own
+        fused_ops.gate(torch.ones(1, 64, dtype=dtype, device=device))  # compile it
+    except Exception as error:  # missing Triton, compiler or headers, or an old GPU: each raises other errors
         reason = str(error).partition("\n")[0] or type(error).__name__
         if asked is True:
             raise ConfigError(f"gpu.compile_elementwise is true, but nothing can be compiled: {reason}") from error

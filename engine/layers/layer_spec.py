@@ -1,4 +1,4 @@
-"""What a decoder's layers are made of beside attention: what differs between architectures. Free of torch."""
+"""The parts of a decoder's layers other than attention, as they differ between architectures. Does not import torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Activation(StrEnum):
-    """What bends an MLP. ``GELU`` is by the error function, ``GELU_TANH`` its approximation by a hyperbolic tangent."""
+    """Activation of an MLP. ``GELU`` uses the error function, ``GELU_TANH`` its approximation by tanh."""
 
     SILU = "silu"
     GELU = "gelu"
@@ -35,7 +35,7 @@ class MLPNames:
 
 
 class NormKind(StrEnum):
-    """``RMS`` divides by the root mean square; ``LAYER`` takes the mean away first, and adds a learnt bias."""
+    """``RMS`` divides by the root mean square; ``LAYER`` first subtracts the mean, and adds a learnt bias."""
 
     RMS = "rms"
     LAYER = "layer"
@@ -43,7 +43,7 @@ class NormKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormSpec:
-    """A norm. offset: what is added to the stored weights: some checkpoints hold what they differ from 1 by."""
+    """A norm. offset: number added to the stored weights, since some checkpoints store their difference from 1."""
 
     kind: NormKind = NormKind.RMS
     eps: float = 1e-6
@@ -51,7 +51,7 @@ class NormSpec:
 
 
 class QueryKeyNorm(StrEnum):
-    """What queries and keys are normalised over before they are rotated."""
+    """What queries and keys are normalised over before rotation."""
 
     NONE = "none"
     HEAD = "head"
@@ -60,8 +60,8 @@ class QueryKeyNorm(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedSpec:
-    """What lies between the matrix products of one model: its norms, what its layers' results are multiplied with
-    before they are added to the residual stream, and its activation.
+    """What fused kernels between a model's matrix products need to know: its norms, its activation, and the factor of
+    layer results before they are added to the residual stream.
     """
 
     norm: NormSpec

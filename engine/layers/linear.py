@@ -12,8 +12,8 @@ from engine.layers.packed_weight import Multiply, pack
 class Linear:
     """``x @ weight.T + bias`` for one or several projections of the same input.
 
-    The weight is [sum(out_sizes), in_size]; ``parts`` are the rows of each projection, the places that a checkpoint
-    is loaded into. After loading, ``pack`` lets the matrix library keep the weight in its own layout.
+    The weight is [sum(out_sizes), in_size]; ``parts`` are the rows of each projection, which loading fills. After
+    loading, ``pack`` lets the matrix library keep the weight in its own layout.
     """
 
     def __init__(
@@ -27,8 +27,8 @@ class Linear:
     def targets(self, names: Sequence[str], *, is_transposed: bool = False) -> dict[str, torch.Tensor]:
         """Where the projections called ``names`` are loaded: ``<name>.weight`` and, with a bias, ``<name>.bias``.
 
-        One name for several projections means that the checkpoint has them side by side too. ``is_transposed``: it
-        has the weight as [in_size, out_size].
+        One name for several projections means that the checkpoint stores them side by side too. ``is_transposed``: it
+        stores the weight as [in_size, out_size].
         """
         sizes = self.out_sizes if len(names) > 1 else [sum(self.out_sizes)]
         weights = torch.split(self.weight, sizes)
@@ -42,7 +42,7 @@ class Linear:
         return places
 
     def pack(self) -> None:
-        """Hand the weight to the matrix library; it is not readable afterwards."""
+        """Let the matrix library repack the weight, which is not readable afterwards."""
         self._multiply = pack(self.weight, self.bias)
         self.weight = torch.empty(0, dtype=self.weight.dtype, device=self.weight.device)
 

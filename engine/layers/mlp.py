@@ -1,4 +1,4 @@
-"""The part of a decoder layer behind attention, and its plain kind: an MLP with a gate or without one."""
+"""The feed-forward part of a decoder layer, and its plain kind: an MLP with or without a gate."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from engine.layers.linear import Linear
 
 
 class FeedForward(Protocol):
-    """What a decoder layer does with each token by itself."""
+    """The part of a decoder layer that treats each token separately."""
 
     def targets(self) -> dict[str, torch.Tensor]:
-        """Where the tensors of a checkpoint go, by their names within the layer."""
+        """The destinations of a checkpoint's tensors, by name within the layer."""
 
     def pack(self) -> None:
-        """Hand the loaded matrices to the matrix library."""
+        """Let the matrix library repack the loaded matrices."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, hidden_size] to as much."""
+        """[num_tokens, hidden_size] to the same shape."""
 
 
 class MLP:

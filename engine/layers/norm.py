@@ -1,4 +1,4 @@
-"""Norms of the residual stream and of heads, and how a part of a layer is joined to the stream by them.
+"""Norms of the residual stream and of heads, and how the parts of a layer are connected to the stream.
 
 Source: Ba et al., Layer Normalization, 2016; Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
 """
@@ -20,7 +20,7 @@ from engine.layers.layer_spec import NormKind, NormSpec
 class RMSNorm:
     """Scales vectors to unit root mean square, then by a learnt weight; computed in float32 at least.
 
-    delta_scale: what ``add_and_normalize`` multiplies with what it adds; that of ``fused_ops`` is the same.
+    delta_scale: factor of the delta in ``add_and_normalize``; ``fused_ops`` use the same one.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RMSNorm:
         return root_mean_square_norm(hidden, self.weight, self.spec)
 
     def add_and_normalize(self, hidden: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
-        """Add ``delta`` to ``hidden`` in place, and return the sum normalised; both [num_tokens, size]."""
+        """Add ``delta`` to ``hidden`` in place, and return the normalised sum; both [num_tokens, size]."""
         if self._compiled is not None:
             assert hidden.is_contiguous()
             assert hidden.dtype == self.weight.dtype
@@ -60,7 +60,7 @@ class RMSNorm:
         return self(hidden)
 
     def normalize_in_place(self, part: torch.Tensor) -> None:
-        """Normalise [num_tokens, size], columns of a wider tensor, where they are."""
+        """Normalise [num_tokens, size], columns of a wider tensor, in place."""
         if self._compiled is not None:
             self._compiled(part, None, part)
         else:
@@ -68,7 +68,7 @@ class RMSNorm:
 
 
 class _CompiledNorm:
-    """One pass over the tokens where torch takes ten operators."""
+    """One pass over the tokens, instead of ten torch operators."""
 
     def __init__(self, weight: torch.Tensor, spec: NormSpec, delta_scale: float) -> None:
         self._weight = weight
@@ -82,7 +82,7 @@ class _CompiledNorm:
         self._call.parameters[kernel.SIZE] = len(weight)
 
     def __call__(self, hidden: torch.Tensor, delta: torch.Tensor | None, output: torch.Tensor) -> torch.Tensor:
-        """``hidden`` and ``output`` have rows of neighbouring numbers, as far apart as there may be."""
+        """The numbers of a row in ``hidden`` and ``output`` are contiguous; rows may be any distance apart."""
         assert delta is None or delta.is_contiguous()
         parameters = self._call.parameters
         parameters[kernel.HIDDEN], parameters[kernel.OUTPUT] = hidden.data_ptr(), output.data_ptr()
@@ -94,7 +94,7 @@ class _CompiledNorm:
 
 
 class LayerNorm:
-    """Scales vectors to no mean and unit variance, then by a learnt weight, and adds a learnt bias."""
+    """Scales vectors to zero mean and unit variance, then by a learnt weight, and adds a learnt bias."""
 
     def __init__(
         self, size: int, *, spec: NormSpec, dtype: torch.dtype, device: torch.device, delta_scale: float = 1.0
@@ -108,7 +108,7 @@ class LayerNorm:
         return {f"{name}.weight": self.weight, f"{name}.bias": self.bias}
 
     def add_and_normalize(self, hidden: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
-        """Add ``delta`` to ``hidden`` in place, and return the sum normalised; both [num_tokens, size]."""
+        """Add ``delta`` to ``hidden`` in place, and return the normalised sum; both [num_tokens, size]."""
         if delta is not None:
             hidden.add_(delta, alpha=self._delta_scale)
         return F.layer_norm(hidden, (hidden.shape[-1],), self.weight, self.bias, self.spec.eps)
@@ -133,9 +133,9 @@ def build_norm(
 
 
 class ResidualNorms:
-    """The norms around one part of a layer: of what it reads, and of what it adds. Either may be None.
+    """The norms around one part of a layer: ``before`` of its input, ``after`` of its result. Either may be None.
 
-    delta_scale: what everything is multiplied with before it is added to the residual stream; also that of ``before``.
+    delta_scale: factor of everything that is added to the residual stream; ``before`` has the same.
     """
 
     def __init__(self, *, before: Norm | None, after: Norm | None, delta_scale: float) -> None:
@@ -143,8 +143,8 @@ class ResidualNorms:
         self._delta_scale = delta_scale
 
     def enter(self, hidden: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
-        """Add ``delta``, what the part before made, to the residual stream ``hidden`` in place; both [num_tokens,
-        hidden_size]. Returns what this part reads, not to be written to.
+        """Add ``delta``, the previous part's result, to the residual stream ``hidden`` in place; both [num_tokens,
+        hidden_size]. Returns the input of this part, which must not be written to.
         """
         if self.before is not None:
             return self.before.add_and_normalize(hidden, delta)
@@ -153,5 +153,5 @@ class ResidualNorms:
         return hidden
 
     def leave(self, result: torch.Tensor) -> torch.Tensor:
-        """What this part adds to the residual stream."""
+        """What this part adds to the residual stream, given its result."""
         return result if self.after is None else self.after.add_and_normalize(result, None)

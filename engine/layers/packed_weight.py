@@ -1,4 +1,4 @@
-"""Matrix products with weights in the layout that the machine's matrix library likes best."""
+"""Matrix products with weights in the fastest layout for this machine."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from engine.layers.panel_weight import PanelWeight, fits_panels
 Multiply = Callable[[torch.Tensor], torch.Tensor]
 
 EXPECTED_NUM_TOKENS = 32
-"""The batch that oneDNN chooses its layout for. Measured with 1, 32 and 512: this one is within a tenth of the best at
-1 to 512 tokens."""
+"""The batch size for which oneDNN chooses its layout. Measured with 1, 32 and 512: this one is within a tenth of the
+best at 1 to 512 tokens."""
 
 MAX_EXACT_TOKENS = 32
-"""Products of more tokens are computed for a rounded number of them, see ``_rounded``."""
+"""Products of more tokens are padded to a rounded number of tokens, see ``_rounded``."""
 
 PROBE_SIZE = 64
 
@@ -25,7 +25,7 @@ PROBE_SIZE = 64
 def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Multiply:
     """A function that multiplies by ``weight`` [out_size, in_size], transposed, and adds ``bias``.
 
-    Where panels are faster (``PanelWeight``), and the sizes allow it, the weight is kept in them.
+    The weight is stored in panels if these are faster (``PanelWeight``) and its sizes fit.
     On the CPU oneDNN reorders the weight once: for bfloat16 2 to 3 times the speed of ``F.linear`` at 1 to 64 tokens,
     for float32 1.2 to 3 times from 8 tokens on. The caller may drop its reference to ``weight``.
     """
@@ -38,7 +38,7 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Multiply:
 
 
 class _Operators:
-    """torch's operators for packed weights. They are private: whatever fails here means that there are none."""
+    """torch's operators for packed weights. They are private: any failure here counts as their absence."""
 
     def __init__(self) -> None:
         self.reorder = torch.ops.mkldnn._reorder_linear_weight
@@ -60,10 +60,10 @@ def _multiply_packed(packed: torch.Tensor, bias: torch.Tensor | None, x: torch.T
 
 
 def _rounded(num_tokens: int) -> int:
-    """For how many tokens a product is computed: an eighth more at most.
+    """The number of tokens that a product is padded to: at most an eighth more.
 
-    oneDNN makes a kernel for each number of tokens, in half a millisecond, and keeps it in half a megabyte: prompts of
-    all lengths would need thousands of them. So there are eight numbers from each power of two to the next.
+    oneDNN makes a kernel for each number of tokens, in half a millisecond, and keeps half a megabyte for it. Prompts of
+    all lengths would need thousands of kernels, so only eight numbers between a power of two and the next are used.
     """
     if num_tokens <= MAX_EXACT_TOKENS:
         return num_tokens
@@ -73,7 +73,7 @@ def _rounded(num_tokens: int) -> int:
 
 @cache
 def can_pack(dtype: torch.dtype) -> bool:
-    """True when this machine's packed product exists for a dtype, is worth it, and says the same as the plain one."""
+    """True if this machine has a packed product for a dtype that is worth it and gives the plain product's results."""
     if dtype not in (torch.float32, torch.bfloat16) or not torch._C._has_mkldnn:
         return False
     weight = torch.linspace(-1.0, 1.0, PROBE_SIZE * PROBE_SIZE).view(PROBE_SIZE, PROBE_SIZE).to(dtype)

@@ -1,4 +1,4 @@
-"""A weight in panels, for CPUs whose matrix library is slower than our own loop."""
+"""A weight in panels, for CPUs on which our own product is faster than the matrix library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.kernels.tile_product import MAX_ROWS, PANEL, UNROLLED, WORD_BYTES
 
 PAIRS = "bfloat16 pairs"
 ALIAS_BYTES = 4096
-"""Rows so far apart share a place in the caches next to a core, which have room for 8 or 12 of them."""
+"""Rows this far apart share a place in the L1 cache, which has room for 8 or 12 such rows."""
 
 LINE_BYTES = 64
 
@@ -22,9 +22,9 @@ LINE_BYTES = 64
 class PanelWeight:
     """Multiplies by ``weight`` [out_size, in_size], transposed, and adds ``bias``.
 
-    Products are summed in float32, and rounded once. float32 numbers that bfloat16 holds exactly, as those of a
-    checkpoint in bfloat16, are kept in it: the result is the same, and half as much is read. Where a CPU multiplies
-    pairs of bfloat16 faster than float32, bfloat16 stays in pairs.
+    Products are summed in float32, and rounded once. float32 weights that are exact in bfloat16, such as those of a
+    bfloat16 checkpoint, are stored as bfloat16: the result is the same, with half the memory traffic. bfloat16 is
+    stored in pairs if the CPU multiplies pairs faster than float32.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -45,7 +45,7 @@ class PanelWeight:
 
     @property
     def num_bytes(self) -> int:
-        """What the weight takes."""
+        """Bytes that the weight takes."""
         return self._panels.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -66,8 +66,8 @@ class PanelWeight:
 
 
 def rows_for_product(like: torch.Tensor, num_rows: int, size: int) -> torch.Tensor:
-    """Room for what a product reads, [num_rows, size], on the CPU: contiguous, or with rows farther apart where that
-    is where the caches have room for those of a tile, and weights lie in panels. ``like``: of its dtype.
+    """Allocate the input of a product on the CPU, [num_rows, size] in the dtype of ``like``. It is contiguous, unless
+    weights lie in panels and rows would compete for cache places: then rows are padded.
     """
     itemsize = like.itemsize
     if num_rows < MAX_ROWS or size * itemsize % ALIAS_BYTES or not suits_panels(like.dtype):
@@ -76,14 +76,14 @@ def rows_for_product(like: torch.Tensor, num_rows: int, size: int) -> torch.Tens
 
 
 def narrowest_exact(*weights: torch.Tensor) -> torch.dtype:
-    """bfloat16 if it holds all these numbers exactly, else their own dtype."""
+    """bfloat16 if it represents all these numbers exactly, else their own dtype."""
     dtype = weights[0].dtype
     is_exact = dtype is torch.float32 and all(torch.equal(weight.bfloat16().float(), weight) for weight in weights)
     return torch.bfloat16 if is_exact else dtype
 
 
 def fits_panels(weight: torch.Tensor) -> bool:
-    """True when a weight can lie in panels, and this machine is one on which that is worth it."""
+    """True if a weight's sizes fit panels, and panels are worth it on this machine."""
     out_size, in_size = weight.shape
     unit = UNROLLED * WORD_BYTES // (2 if weight.dtype is torch.bfloat16 and multiplies_pairs() else 4)
     is_even = out_size % PANEL == 0 and in_size % unit == 0 and min(out_size, in_size) > 0
@@ -93,8 +93,8 @@ def fits_panels(weight: torch.Tensor) -> bool:
 @cache
 def suits_panels(dtype: torch.dtype) -> bool:
     """True where oneDNN's products are slower than ours: on x86 with AVX2 and without AVX-512 (0.6 to 0.9 times), and
-    with AVX-512 in float32 (0.75 to 1.1 times, 0.45 to 1.1 where bfloat16 holds the numbers) and in bfloat16 (0.65 to
-    1.0 times) unless AMX multiplies that.
+    with AVX-512 in float32 (0.75 to 1.1 times, 0.45 to 1.1 if the weights are exact in bfloat16) and in bfloat16 (0.65
+    to 1.0 times) unless the CPU has AMX for it.
     """
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return False
@@ -105,8 +105,8 @@ def suits_panels(dtype: torch.dtype) -> bool:
 
 
 def multiplies_pairs() -> bool:
-    """True where instructions of AVX-512 multiply pairs of bfloat16 faster than others do float32: in CPUs of AMD. In
-    Intel's only half of the units take them.
+    """True if the CPU multiplies pairs of bfloat16 by AVX-512 instructions faster than float32: on AMD. On Intel only
+    half of the units execute these instructions.
     """
     features, name = binding.get_host_cpu_features(), binding.get_host_cpu_name()
     return bool(features.get("avx512bf16", False) and name.startswith("znver"))

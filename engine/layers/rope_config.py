@@ -1,4 +1,4 @@
-"""How positions turn into rotations, read from config.json. Free of torch."""
+"""How positions turn into rotations, read from config.json. Does not import torch."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class RopeConfig:
 
     attention_factor: None means derived: from ``factor`` and the ``mscale`` fields (yarn), or from ``factor`` and the
         original length (longrope).
-    partial: how much of each head is rotated, its first part.
-    short_factors, long_factors: what the wavelength of each pair is multiplied with (longrope), where sequences are no
-        longer than ``original_max_position_embeddings``, and where they are.
-    is_long: which of the two counts.
+    partial: the share of each head that is rotated, from its beginning.
+    short_factors, long_factors: factors of each pair's wavelength (longrope), for sequences up to
+        ``original_max_position_embeddings`` and for longer ones.
+    is_long: ``long_factors`` apply, not ``short_factors``.
     """
 
     rope_type: RopeType = RopeType.DEFAULT
@@ -53,16 +53,16 @@ class RopeConfig:
 
     @property
     def pair_factors(self) -> tuple[float, ...]:
-        """The factors that count."""
+        """The factors that apply."""
         return self.long_factors if self.is_long else self.short_factors
 
     def rotary_dim(self, head_dim: int) -> int:
-        """How many numbers of a head are rotated."""
+        """The number of rotated numbers in a head."""
         return int(head_dim * self.partial)
 
     def for_length(self, max_model_len: int) -> RopeConfig:
-        """The rotary embedding of an engine whose sequences are no longer than that: longrope has one for sequences up
-        to the original length and one for longer ones, and what is cached fits only one of the two.
+        """The rotary embedding of an engine with sequences up to this length. longrope has two embeddings, up to the
+        original length and beyond, and cached keys fit only one of them; so an engine uses one for all sequences.
         """
         if self.rope_type is not RopeType.LONGROPE:
             return self
@@ -70,7 +70,7 @@ class RopeConfig:
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
-    """What yarn lengthens vectors by, for sequences that are ``factor`` times as long."""
+    """Yarn's factor on vectors, for sequences that are ``factor`` times as long."""
     return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
 
 
@@ -90,8 +90,9 @@ def parse_rope_config(
     """Read ``rope_parameters`` (new key), or ``rope_theta`` and ``rope_scaling`` (old keys).
 
     Raises:
-        CheckpointError: A type that is not implemented, a missing value, rotations that differ between layers, or heads
-            that are rotated in part, by an architecture that does not do so.
+        CheckpointError: A type that is not implemented, a missing value, rotations that differ between layers, or
+            partly
+            rotated heads in an architecture without them.
     """
     parameters: Mapping[str, Any] = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in parameters.values()):
@@ -114,7 +115,7 @@ def parse_rope_config(
 
 
 def _check_pairs(rope: RopeConfig, head_dim: int) -> None:
-    """Refuse what does not fit the size of a head."""
+    """Refuse a rotary embedding that does not fit the size of a head."""
     rotary_dim = rope.rotary_dim(head_dim)
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise CheckpointError(
@@ -140,10 +141,10 @@ def _build(
         value = parameters.get(key)
         return None if value is None else float(value)
 
-    # A value beside the parameters is the pretraining length of models that extended it, and wins.
+    # A value beside the parameters takes precedence: it is the pretraining length of models that extended it.
     original = raw.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
     theta = parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0
-    # longrope is scaled by how much longer sequences may be than in pretraining.
+    # longrope's factor: how much longer sequences may be than in pretraining.
     ratio = max_position_embeddings / int(original or max_position_embeddings)
     return RopeConfig(
         rope_type=rope_type,

@@ -17,9 +17,9 @@ from engine.layers.rope_config import RopeConfig, RopeType, yarn_mscale
 class Rotations:
     """The rotations of one step's tokens, shared by all layers.
 
-    table: [max_positions, 2, num_pairs] cosine and sine of every position, in the model's dtype; num_pairs is half of
-        head_dim, less where only the first part of a head is rotated, and 0 where none of it is.
-    positions: [num_tokens], int64. cosine, sine: [num_tokens, 1, num_pairs], where an operator needs them.
+    table: [max_positions, 2, num_pairs] cosine and sine of every position, in the model's dtype. num_pairs is half of
+        head_dim; less if only the first part of a head is rotated; 0 if nothing is.
+    positions: [num_tokens], int64. cosine, sine: [num_tokens, 1, num_pairs], for operators that need them.
     """
 
     table: torch.Tensor
@@ -35,13 +35,13 @@ class RotationTable:
         self._table = table
 
     def rotations(self, positions: torch.Tensor) -> Rotations:
-        """For the tokens of one step."""
+        """The rotations for the tokens of one step."""
         rows = self._table.index_select(0, positions)
         return Rotations(table=self._table, positions=positions, cosine=rows[:, 0, None, :], sine=rows[:, 1, None, :])
 
 
 class RotaryEmbedding(RotationTable):
-    """Rotates queries and keys by their positions, if ``config`` is given; the angles are computed once, in float32."""
+    """Rotates queries and keys by position if ``config`` is given; the angles are computed once, in float32."""
 
     def __init__(
         self, config: RopeConfig | None, *, head_dim: int, max_positions: int, dtype: torch.dtype, device: torch.device
@@ -56,15 +56,15 @@ class RotaryEmbedding(RotationTable):
 
 
 def rotate_halves(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """Rotate [num_tokens, num_heads, head_dim] by cosine and sine of [num_tokens, 1, head_dim / 2]; the first and the
-    second half of a head are the two coordinates.
+    """Rotate [num_tokens, num_heads, head_dim] by cosine and sine of [num_tokens, 1, head_dim / 2]. The coordinates of
+    a pair lie in the first and the second half of a head.
     """
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
 
 def rotate(heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
-    """Rotate heads, or as much of each as has angles."""
+    """Rotate heads, or the first part of each if angles exist only for that."""
     num_rotated = 2 * rotations.cosine.shape[-1]
     if num_rotated == heads.shape[-1]:
         return rotate_halves(heads, rotations.cosine, rotations.sine)
@@ -90,7 +90,7 @@ def attention_scaling(config: RopeConfig) -> float:
 
 
 def inverse_frequencies(config: RopeConfig, *, head_dim: int) -> torch.Tensor:
-    """Radians per position of each pair of coordinates that is rotated, in float32: [head_dim / 2], or less."""
+    """Radians per position of each rotated pair of coordinates, in float32: [head_dim / 2], or fewer."""
     rotary_dim = config.rotary_dim(head_dim)
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     plain = 1.0 / config.theta**exponents
@@ -108,7 +108,7 @@ def inverse_frequencies(config: RopeConfig, *, head_dim: int) -> torch.Tensor:
 
 
 def _llama3(plain: torch.Tensor, config: RopeConfig) -> torch.Tensor:
-    """Slow rotations are stretched by ``factor``, fast ones stay, those between are blended."""
+    """Slow rotations are stretched by ``factor``, fast ones stay, and those between are blended."""
     original = config.original_max_position_embeddings
     rotations = original * plain / (2 * math.pi)
     blend = (rotations - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)

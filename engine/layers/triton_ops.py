@@ -1,9 +1,9 @@
-"""What lies between matrix products and attention, in Triton: one launch where operators take three to twenty.
+"""The operations between matrix products and attention, in Triton: one launch instead of three to twenty operators.
 
-A decoder layer has few of these, but a GPU that computes a prompt of some hundred tokens waits for their launches, and
-one that decodes reads and writes what it could have kept. Each program sees one token (``add_norm``), a part of one
-(``gate``) or some of its heads (``place_heads``), so that a token's numbers do not depend on the others. Everything
-is computed in float32 and rounded once; a sum that goes to the residual stream is rounded before it is normalised.
+A decoder layer has few of these, but prompts of some hundred tokens wait for their launches on a GPU, and decode steps
+would write and read intermediate results. Each program handles one token (``add_norm``), a part of one (``gate``) or
+some of its heads (``place_heads``), so a token's numbers do not depend on other tokens. Everything is computed in
+float32 and rounded once; a sum for the residual stream is rounded before it is normalised.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ GATE_TILE: Final = 1024
 HEADS_TILE: Final = 8
 MAX_WARPS: Final = 16
 NUMBERS_OF_WARP: Final = 512
-"""So many of a row's numbers a warp adds and normalises."""
+"""Numbers of a row that each warp adds and normalises."""
 
 
 class TritonOps:
-    """Implements ``FusedOps`` for what ``spec`` says of a model."""
+    """Implements ``FusedOps`` for the model that ``spec`` describes."""
 
     def __init__(self, spec: FusedSpec) -> None:
         self._spec = spec
@@ -106,7 +106,7 @@ class TritonOps:
 
 @triton.jit
 def _add_norm(hidden, delta, weight, output, delta_scale, eps, offset, SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr):
-    """One token: the sum in place, and normalised."""
+    """One token: add in place, and write the normalised sum."""
     columns = tl.arange(0, PADDED_SIZE)
     is_there = columns < SIZE
     places = tl.program_id(0).to(tl.int64) * SIZE + columns
@@ -122,7 +122,7 @@ def _add_norm(hidden, delta, weight, output, delta_scale, eps, offset, SIZE: tl.
 
 @triton.jit
 def _gate(gate_up, output, SIZE: tl.constexpr, ACTIVATION: tl.constexpr, TILE: tl.constexpr):
-    """A part of one token: an activation of its gate, times the rest."""
+    """A part of one token: the activation of its gate, times up."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_there = columns < SIZE
@@ -138,7 +138,7 @@ def _gate(gate_up, output, SIZE: tl.constexpr, ACTIVATION: tl.constexpr, TILE: t
     tl.store(output + row * SIZE + columns, (gate * up).to(output.dtype.element_ty), mask=is_there)
 
 
-# Where these lie depends on how many tokens there are, and must not call for another kernel while requests wait.
+# Their addresses change with the number of tokens. This must not cause a recompilation while requests wait.
 @triton.jit(do_not_specialize_on_alignment=["positions", "blocks", "offsets"])
 def _place_heads(
     heads,
@@ -168,7 +168,7 @@ def _place_heads(
     HAS_NORMS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Some heads of one token: queries to ``query``, keys and values to where the cache has the token."""
+    """Some heads of one token: queries go to ``query``, keys and values to the token's slot in the cache."""
     token = tl.program_id(0).to(tl.int64)
     members = tl.program_id(1) * TILE + tl.arange(0, TILE)
     dims = tl.arange(0, PADDED_DIM)
@@ -185,7 +185,7 @@ def _place_heads(
         of_key = tl.load(key_norm + dims, mask=is_dim, other=0.0).to(tl.float32) + offset
         numbers = numbers * scale * tl.where(is_query[:, None], of_query[None, :], of_key[None, :])
     if NUM_PAIRS > 0:
-        # the other coordinate of each pair, read again: the first and the second half of what is rotated
+        # the other coordinate of each pair is loaded again, from the other half of the rotated part
         is_first = dims < NUM_PAIRS
         is_rotated = dims < 2 * NUM_PAIRS
         others = tl.where(is_first, dims + NUM_PAIRS, dims - NUM_PAIRS)

@@ -1,4 +1,4 @@
-"""A layer's experts on a CPU, from the router's choice to the weighted sum, by one compiled kernel."""
+"""A layer's experts on a CPU in one compiled kernel, from the chosen experts to the weighted sum."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from engine.layers.layer_spec import Activation, GateClamp
 from engine.layers.panel_weight import narrowest_exact, suits_panels
 
 CACHED_NUMBERS = 1 << 18
-"""Of the input of a product, what a core's own cache keeps while all panels go over it."""
+"""Numbers of a product's input that a core's own cache holds while all panels are applied to them."""
 
 SPARE_NUMBERS = 16
-"""Between rows: of rows that begin a power of two apart only a few are in a cache together."""
+"""Padding between rows. Rows that start a power of two apart compete for the same few places in a cache."""
 
 Matrices = tuple[torch.Tensor, torch.Tensor | None]
-"""The weights of all experts, [num_experts, out_size, in_size], and their biases [num_experts, out_size], if any."""
+"""Weights of all experts, [num_experts, out_size, in_size], and their biases, [num_experts, out_size], if any."""
 
 
 class CompiledExperts:
-    """The gated MLPs of all experts. Products are summed in float32; between them and after the sum nothing is rounded
-    but the result.
+    """The gated MLPs of all experts. Everything is computed in float32; only the final sum is rounded.
 
-    float32 weights that bfloat16 holds exactly are kept in it, as in ``PanelWeight``.
+    float32 weights that are exact in bfloat16 are stored as bfloat16, as in ``PanelWeight``.
     """
 
     def __init__(self, gate_up: Matrices, down: Matrices, *, activation: Activation, clamp: GateClamp | None) -> None:
@@ -60,12 +59,12 @@ class CompiledExperts:
         p[kernel.DOWN_HEIGHT] = _height(self._inner_size)
 
     def __call__(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The weighted sum of the experts of each token.
+        """The weighted sum of each token's experts.
 
         x: [num_tokens, hidden_size]; experts, int64, and weights, float32: [num_tokens, num_active].
 
         Returns:
-            [num_tokens, hidden_size], added up from the first expert of a token to its last.
+            [num_tokens, hidden_size], summed from a token's first expert to its last.
         """
         x, experts, weights = x.contiguous(), experts.contiguous(), weights.contiguous()
         num_rows, p = experts.numel(), self._call.parameters
@@ -89,9 +88,9 @@ class CompiledExperts:
 
 
 def fits_compiled(gate_up: torch.Tensor, down: torch.Tensor) -> bool:
-    """True when matrices can lie in panels, and this machine multiplies them faster so than by its matrix library.
+    """True if the matrices fit panels, and panels are faster on this machine than its matrix library.
 
-    With a unit for bfloat16 that is fast, where the library knows AVX-512 well, that is so of float32 only.
+    On CPUs with a bfloat16 unit, whose library uses AVX-512 well, this holds for float32 only.
     """
     sizes = down.shape[1:]
     is_even = all(size > 0 and size % PANEL == 0 and size % UNROLLED == 0 for size in sizes)
@@ -111,7 +110,7 @@ def _height(in_size: int) -> int:
 
 
 def _panels(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """[num_experts, out_size / PANEL, in_size, PANEL] and the biases in float32."""
+    """The weights as [num_experts, out_size / PANEL, in_size, PANEL], and the biases in float32."""
     num_experts, out_size, in_size = weight.shape
     panels = weight.new_empty(num_experts, out_size // PANEL, in_size, PANEL, dtype=dtype)
     panels.copy_(weight.view(num_experts, -1, PANEL, in_size).transpose(2, 3))
@@ -121,7 +120,9 @@ def _panels(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype)
 def _pair_panels(
     weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``_panels``, of both halves of the outputs in turn: [num_experts, out_size / 2 / PANEL, 2, in_size, PANEL]."""
+    """Like ``_panels``, with panels of both halves of the outputs alternating: [num_experts, out_size / 2 / PANEL, 2,
+    in_size, PANEL].
+    """
     num_experts, out_size, in_size = weight.shape
     panels = weight.new_empty(num_experts, out_size // 2 // PANEL, 2, in_size, PANEL, dtype=dtype)
     panels.copy_(weight.view(num_experts, 2, -1, PANEL, in_size).permute(0, 2, 1, 4, 3))

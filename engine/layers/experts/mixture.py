@@ -1,8 +1,8 @@
-"""A mixture of experts: each token goes through the MLPs that its router chooses, and gets their weighted sum.
+"""A mixture of experts: the router chooses a few MLPs for each token, which gets their weighted sum.
 
 Sources: Shazeer et al., Outrageously Large Neural Networks, 2017; Dai et al., DeepSeekMoE, 2024 (shared experts);
 DeepSeek-AI, DeepSeek-V2, 2024 (experts in groups), and DeepSeek-V3, 2024 (corrected scores); Open Compute Project, OCP
-Microscaling Formats (MX) 1.0, 2023 (weights in four bits: blocks of numbers that share a power of two).
+Microscaling Formats (MX) 1.0, 2023 (4-bit weights in blocks that share a power-of-two scale).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine.layers.linear import Linear
 from engine.layers.mlp import FeedForward
 
 EPSILON = 1e-20
-"""Keeps weights finite where all scores are 0."""
+"""Keeps weights finite if all scores are 0."""
 
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 BLOCK_BYTES = MXFP4_BLOCK_SIZE // 2
@@ -38,16 +38,16 @@ _NO_NUMBER = 255
 
 
 class ChosenExperts(NamedTuple):
-    """Both [num_tokens, num_active], the highest score first; weights are float32."""
+    """experts and weights, both [num_tokens, num_active], the highest score first; weights are float32."""
 
     experts: torch.Tensor
     weights: torch.Tensor
 
 
 def choose_experts(scores: torch.Tensor, spec: ExpertsSpec, correction: torch.Tensor | None) -> ChosenExperts:
-    """The experts of each token by its router's ``scores``, [num_tokens, num_experts] in float32.
+    """The experts of each token, chosen by its router's ``scores``, [num_tokens, num_experts] in float32.
 
-    correction: [num_experts] float32, where the router has one.
+    correction: [num_experts] float32, if the router has one.
     """
     if spec.router is not None:
         return _choose_in_groups(scores, spec, spec.router, correction)
@@ -60,7 +60,7 @@ def choose_experts(scores: torch.Tensor, spec: ExpertsSpec, correction: torch.Te
 def _choose_in_groups(
     scores: torch.Tensor, spec: ExpertsSpec, router: GroupedRouterSpec, correction: torch.Tensor | None
 ) -> ChosenExperts:
-    # In float32 a sigmoid rounds otherwise at the end of a batch than in its middle.
+    # A float32 sigmoid rounds differently at the end of a batch than in its middle.
     likely = scores.double().sigmoid().float() if router.is_sigmoid else scores.softmax(dim=1)
     wanted = likely if correction is None else likely + correction
     if router.num_open_groups < router.num_groups:
@@ -79,8 +79,8 @@ def _choose_in_groups(
 class Mixture:
     """The experts of one layer, a ``FeedForward``.
 
-    What comes out for a token depends on nothing else in the batch: each of its experts' results is that of a product
-    whose rows do not, and they are added up in the order of their scores.
+    A token's result does not depend on the rest of the batch: the products of its experts do not, and their results are
+    summed in the order of their scores.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Mixture:
         self._spec, self._packer, self._activation = spec, packer, activation
         self._compiled: CompiledExperts | None = None
         fused = spec.names.are_fused
-        # Choices among groups are near each other: those routers compute in float32, and so do the oracles.
+        # Choices among groups are close calls, so these routers compute in float32, as the reference models do.
         router_dtype = dtype if spec.router is None else torch.float32
         self._router = Linear(hidden_size, (spec.num_experts,), bias=fused, dtype=router_dtype, device=device)
         self._correction: torch.Tensor | None = None
@@ -141,7 +141,7 @@ class Mixture:
         rows = x.index_select(0, order.div(num_active, rounding_mode="floor"))
         outputs = self._down(self._gate(self._gate_up(rows, experts)), experts)
         by_token = torch.empty_like(outputs).index_copy_(0, order, outputs).view(len(x), num_active, -1)
-        # One operator that rounds after the other: fused ones round otherwise at the end of a row than in its middle.
+        # One operator per rounding: fused ones round differently at the end of a row than in its middle.
         total = by_token[:, 0] * weights[:, :1]
         for rank in range(1, num_active):
             total += by_token[:, rank] * weights[:, rank : rank + 1]
@@ -168,7 +168,7 @@ class _Experts:
         self.multiply: ExpertProducts | None = None
 
     def targets(self, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
-        """Where tensors called as ``ExpertNames`` says are loaded: side by side if there are two of an expert."""
+        """Where the tensors named by ``ExpertNames`` are loaded; two matrices of an expert go side by side."""
         if self._bias is None:
             return {
                 f"{name.format(expert)}.weight": part
@@ -182,10 +182,10 @@ class _Experts:
         return {**places, f"{name}{BLOCKS_SUFFIX}": self._blocks, f"{name}{SCALES_SUFFIX}": self._scales}
 
     def take(self, *, alternates: bool) -> Matrices:
-        """The loaded matrices and biases, which are not kept here; the even ones of rows that alternate come first."""
+        """Hand the loaded matrices and biases to the caller. Alternating rows are sorted, the even ones first."""
         weight, bias = self._weight, self._bias
         if self._blocks is not None and self._scales is not None:
-            parts = zip(self._blocks, self._scales, strict=True)  # one by one: what it takes meanwhile is a multiple
+            parts = zip(self._blocks, self._scales, strict=True)  # one by one: decoding takes much memory
             weight = torch.stack([dequantize(blocks, scales, self._dtype) for blocks, scales in parts])
         self._weight, self._bias, self._blocks, self._scales = weight.new_empty(0), None, None, None
         if alternates:
@@ -200,9 +200,9 @@ class _Experts:
 
 
 def dequantize(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What is stored as ``blocks`` [..., num_blocks, BLOCK_BYTES] and ``scales`` [..., num_blocks], both uint8.
+    """Decode MXFP4: ``blocks`` [..., num_blocks, BLOCK_BYTES] and ``scales`` [..., num_blocks], both uint8.
 
-    Of each byte the lower half comes first.
+    The lower half of each byte comes first.
 
     Returns:
         [..., num_blocks * MXFP4_BLOCK_SIZE]
@@ -214,7 +214,7 @@ def dequantize(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -
 
 @cache
 def _tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two numbers of each byte, [256, 2], and the factor of each scale, [256], in float32."""
+    """The two numbers that each byte stands for, [256, 2], and the factor of each scale, [256], in float32."""
     values = [*MAGNITUDES, *(-magnitude for magnitude in MAGNITUDES)]
     pairs = [(values[byte % 16], values[byte // 16]) for byte in range(256)]
     powers = [2.0 ** (scale - _EXPONENT_BIAS) for scale in range(_NO_NUMBER)] + [float("nan")]
@@ -222,7 +222,7 @@ def _tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class SharedExperts:
-    """The sum of two parts, a ``FeedForward`` like each of them."""
+    """The sum of two ``FeedForward`` parts, such as routed and shared experts; also a ``FeedForward``."""
 
     def __init__(self, mixture: FeedForward, shared: FeedForward) -> None:
         self._mixture, self._shared = mixture, shared

@@ -16,22 +16,22 @@ logger = logging.getLogger(f"baton.{__name__}")
 PROBE_ROWS = 4
 
 GROUPED_ALIGNMENT = 16
-"""Bytes that the rows of what torch's grouped product takes are a multiple of."""
+"""torch's grouped product requires rows whose size in bytes is a multiple of this."""
 
 
 class ExpertProducts(Protocol):
-    """``rows @ weight.T + bias``, with the weight and the bias of each row's expert."""
+    """``rows @ weight.T + bias``, with the weight and bias of each row's expert."""
 
     def __call__(self, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """rows: [num_rows, in_size], in the order of their ``experts`` [num_rows]; returns [num_rows, out_size]."""
+        """rows: [num_rows, in_size], sorted by their ``experts`` [num_rows]; returns [num_rows, out_size]."""
 
 
 ExpertsPacker = Callable[[torch.Tensor, torch.Tensor | None], ExpertProducts]
-"""As ``pack_experts``."""
+"""A function like ``pack_experts``."""
 
 
 def pack_experts(weight: torch.Tensor, bias: torch.Tensor | None) -> ExpertProducts:
-    """Products by ``weight`` [num_experts, out_size, in_size] and ``bias`` [num_experts, out_size].
+    """Products with ``weight`` [num_experts, out_size, in_size] and ``bias`` [num_experts, out_size].
 
     The caller may drop its references to both.
     """
@@ -39,7 +39,7 @@ def pack_experts(weight: torch.Tensor, bias: torch.Tensor | None) -> ExpertProdu
     if weight.device.type == "cuda" and is_aligned and has_grouped_product(weight.device, weight.dtype):
         return GroupedProducts(weight, bias)
     if weight.device.type == "cuda" and has_triton_product(weight.device, weight.dtype):
-        from engine.layers.experts.triton_product import TritonProducts  # imported late: GPUs have it
+        from engine.layers.experts.triton_product import TritonProducts  # imported late: only GPUs have it
 
         return TritonProducts(weight, bias)
     min_rows = 1
@@ -51,7 +51,7 @@ def pack_experts(weight: torch.Tensor, bias: torch.Tensor | None) -> ExpertProdu
 
 
 class ProductsByExpert:
-    """One product after the other, of those experts that have rows. ``min_rows``: fewer are repeated."""
+    """One product for each expert that has rows, in turn. With fewer than ``min_rows`` rows, they are repeated."""
 
     def __init__(self, multiply: Sequence[Multiply], *, min_rows: int) -> None:
         self._multiply, self._min_rows = multiply, min_rows
@@ -72,9 +72,9 @@ class ProductsByExpert:
 
 @cache
 def _min_rows(out_size: int, in_size: int, dtype: torch.dtype, num_threads: int) -> int:  # noqa: ARG001  (a key)
-    """How few rows have the bits that they have among others.
+    """The smallest number of rows whose product has the same bits as in a larger batch.
 
-    Of some sizes oneDNN sums up a product of one row in another order; of others it may be computed as it is.
+    For some sizes oneDNN sums a single row's product in another order; other sizes work with one row.
     """
     generator = torch.Generator().manual_seed(0)
     multiply = pack(torch.randn(out_size, in_size, generator=generator).to(dtype), None)
@@ -84,7 +84,7 @@ def _min_rows(out_size: int, in_size: int, dtype: torch.dtype, num_threads: int)
 
 
 class GroupedProducts:
-    """All experts in one launch, by torch's grouped product; nothing waits for the device."""
+    """All experts in one launch of torch's grouped product; nothing waits for the device."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight, self._bias = weight, bias
@@ -99,13 +99,13 @@ class GroupedProducts:
 
 @cache
 def has_grouped_product(device: torch.device, dtype: torch.dtype) -> bool:
-    """True when torch's grouped product exists for a dtype on a device, and says the same as plain ones."""
+    """True if torch's grouped product exists for a dtype on a device, and gives the same results as plain products."""
     return _is_right(GroupedProducts, device, dtype)
 
 
 @cache
 def has_triton_product(device: torch.device, dtype: torch.dtype) -> bool:
-    """True when Triton is there, compiles for a device, and its product says the same as plain ones."""
+    """True if Triton is installed, compiles for the device, and its product gives the results of plain products."""
     try:
         from engine.layers.experts.triton_product import TritonProducts
     except ImportError:
@@ -119,7 +119,7 @@ def _is_right(products: ExpertsPacker, device: torch.device, dtype: torch.dtype)
     experts = torch.tensor([0] * 40 + [1] * 24, device=device)
     try:
         found = products(weight, None)(rows, experts)
-    except Exception as error:  # of Triton's compiler too, which has its own
+    except Exception as error:  # includes Triton's compiler errors, which have classes of their own
         logger.info("no %s in %s on %s: %s", getattr(products, "__name__", products), dtype, device, error)
         return False
     expected = torch.cat((rows[:40] @ weight[0].T, rows[40:] @ weight[1].T))

@@ -1,4 +1,4 @@
-"""What a layer's experts are: what differs between mixtures. Free of torch."""
+"""The properties in which mixtures of experts differ. Does not import torch."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from engine.layers.layer_spec import GateClamp, MLPNames
 
 BLOCKS_SUFFIX, SCALES_SUFFIX = "_blocks", "_scales"
-"""Of the two tensors that hold a matrix in MXFP4."""
+"""Name suffixes of the two tensors that hold a matrix in MXFP4."""
 
 MXFP4_BLOCK_SIZE = 32
-"""Neighbouring numbers of a row that share a scale."""
+"""Number of neighbouring numbers of a row that share a scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertNames:
-    """The tensors of a checkpoint, within a layer.
+    """The tensors of a mixture in a checkpoint, within a layer.
 
-    gate_up, down: as they are called of expert ``{}``; without braces, of all experts in one tensor
-    [num_experts, in_size, out_size], in which the outputs of gate and up alternate. Those have biases, called
-    ``<name>_bias``; and so has the router.
+    gate_up, down: names of the matrices of expert ``{}``. A name without braces is one tensor for all experts,
+        [num_experts, in_size, out_size], in which the outputs of gate and up alternate. Such tensors have biases,
+        called ``<name>_bias``; and so has the router.
     """
 
     router: str
@@ -28,20 +28,20 @@ class ExpertNames:
 
     @property
     def are_fused(self) -> bool:
-        """True where one tensor holds all experts."""
+        """True if one tensor holds all experts."""
         return "{}" not in self.down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedRouterSpec:
-    """A router whose experts lie in groups: a token chooses among those of a few groups.
+    """A router whose experts form groups: a token chooses among the experts of a few groups.
 
-    num_groups, num_open_groups: groups of neighbouring experts, and how many of them a token chooses among.
-    num_counted: a group is worth the sum of its best so many scores.
-    is_sigmoid: each score is a sigmoid of its own; otherwise the scores of all experts are a softmax.
-    has_correction: a learned number is added to each score for the choice alone; its tensor is called
-        ``CORRECTION_NAME``, behind the router's name.
-    scale: what the weights of a token's experts are multiplied with.
+    num_groups: groups of neighbouring experts. num_open_groups: groups that a token chooses among.
+    num_counted: a group's score is the sum of this many of its best experts' scores.
+    is_sigmoid: scores are independent sigmoids; otherwise a softmax over all experts.
+    has_correction: a learned number is added to each score, only for the choice; its tensor is ``CORRECTION_NAME``
+        behind the router's name.
+    scale: factor of the weights of a token's experts.
 
     Source: DeepSeek-AI, DeepSeek-V2, 2024, and DeepSeek-V3, 2024.
     """
@@ -59,17 +59,17 @@ CORRECTION_NAME = "e_score_correction_bias"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsSpec:
-    """What an architecture's file says of the experts of one layer.
+    """The experts of one layer, as an architecture's file describes them.
 
-    num_active: experts that a token goes through, those of the highest scores of its router.
-    inner_size: between an expert's matrices.
-    is_normalized: the weights of a token's experts add up to one; otherwise they are what the softmax over the scores
-        of all experts gives them.
-    router: how experts are chosen, where it is not by their scores alone.
-    shared: the plain MLP that every token goes through as well, of ``shared_size`` numbers between its matrices.
-    clamp: how the gate is bounded; None: it is that of the model's plain MLPs.
-    is_mxfp4: the checkpoint holds fused matrices in four bits, as [num_experts, out_size, in_size]; products are
-        in the dtype of the model.
+    num_active: experts that a token goes through, those with the router's highest scores.
+    inner_size: numbers between an expert's matrices.
+    is_normalized: the weights of a token's experts sum to one; otherwise they are the softmax over the scores of all
+        experts.
+    router: how experts are chosen, if not by their scores alone.
+    shared: the plain MLP that every token also goes through, with ``shared_size`` numbers between its matrices.
+    clamp: how the gate is bounded; None: as in the model's plain MLPs.
+    is_mxfp4: the checkpoint holds fused matrices in MXFP4, as [num_experts, out_size, in_size]; products are in the
+        dtype of the model.
     """
 
     num_experts: int

@@ -1,8 +1,8 @@
-"""Products of many experts in one launch, in Triton: for GPUs and precisions that torch has no grouped product for.
+"""Products of many experts in one launch, in Triton, for GPUs and dtypes without a grouped product in torch.
 
-Each program makes a tile of the output for rows of one expert. Which rows these are is found on the device, so that
-nothing waits for it, and a step may be captured as a graph. A sum runs over the input in order, in tiles of one size:
-what comes out for a row does not depend on the others.
+Each program computes a tile of the output for rows of one expert. The device itself finds these rows, so the host does
+not wait, and a step can be captured as a graph. A sum runs over the input in order, in tiles of a fixed size: a row's
+result does not depend on the other rows.
 
 Source: Gale et al., MegaBlocks, 2023.
 """
@@ -35,7 +35,7 @@ class TritonProducts:
         counts = torch.diff(ends, prepend=ends.new_zeros(1))
         tile_ends = ((counts + (TILE_ROWS - 1)) // TILE_ROWS).cumsum(0)
         output = rows.new_empty(num_rows, out_size)
-        max_tiles = triton.cdiv(num_rows, TILE_ROWS) + min(num_rows, num_experts)  # each expert may begin one
+        max_tiles = triton.cdiv(num_rows, TILE_ROWS) + min(num_rows, num_experts)  # each expert may begin one more tile
         _multiply[(max_tiles, triton.cdiv(out_size, TILE_COLUMNS))](
             rows,
             self._weight,
@@ -74,7 +74,7 @@ def _multiply(
     TILE_COLUMNS: tl.constexpr,
     TILE_IN: tl.constexpr,
 ):
-    """One tile of rows, counted through all experts, times one tile of columns. ends, tile_ends: [num_experts], where
+    """One tile of rows, numbered through all experts, times one tile of columns. ends, tile_ends: [num_experts], where
     the rows and the tiles of each expert end.
     """
     tile = tl.program_id(0)
@@ -84,7 +84,7 @@ def _multiply(
     expert = tl.sum((is_expert & (lasts <= tile)).to(tl.int64), axis=0)
     if expert >= num_experts:
         return
-    # of the expert before this one; of the first, nothing is before
+    # the expert before; masked out for the first one
     before = tl.maximum(expert - 1, 0)
     first_tile = tl.where(expert > 0, tl.load(tile_ends + before), 0)
     first_row = tl.where(expert > 0, tl.load(ends + before), 0)
