@@ -1,7 +1,7 @@
 """Which tokens may be drawn: top-k, then top-p of what remains, then min-p.
 
-Each filter is a threshold on a row's logits, so that the result does not depend on how a sort orders equals; tokens
-that tie with the last one kept are kept.
+Each filter is a threshold on a row's logits, so the result does not depend on how a sort orders equal logits: tokens
+that tie with the last kept one are kept too.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def thresholds(
     num_candidates: int = NUM_CANDIDATES,
     sorting: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The lowest logit that may be drawn, [num_rows], as a value of ``scaled``.
+    """The lowest logit that may be drawn, [num_rows], on the scale of ``scaled``.
 
-    scaled: [num_rows, vocab_size] logits over temperature, shifted so that each row's maximum is 0, float32.
+    scaled: [num_rows, vocab_size] logits divided by temperature, shifted so that each row's maximum is 0, float32.
     top_k (0: all), top_p (1: all), min_p (0: all): [num_rows].
-    num_candidates: how many of the most likely tokens are put in order first.
-    sorting: the rows that have a top_k or a top_p, whose thresholds the candidates are known to decide
-        (``num_deciding_candidates``). Without it both are found by looking, which waits for the device.
+    num_candidates: how many of the most likely tokens are sorted first.
+    sorting: the rows that have a top_k or a top_p, if ``num_candidates`` is known to suffice for their thresholds
+        (``num_deciding_candidates``). None: both are found from the logits, which waits for the device.
     """
     lowest = torch.log(min_p)
     is_decided = sorting is not None
@@ -42,7 +42,7 @@ def thresholds(
     width = min(num_candidates, vocab_size)
     kept, is_certain = _sorted_threshold(part, part_top_k, part_top_p, width)
     if not is_decided:
-        # Nearly all rows are decided by their most likely tokens; a flat distribution needs the whole order.
+        # The most likely tokens suffice for nearly all rows; a flat distribution needs the whole vocabulary sorted.
         unsure = torch.nonzero(~is_certain).flatten()
         if unsure.numel():
             kept[unsure], _ = _sorted_threshold(part[unsure], part_top_k[unsure], part_top_p[unsure], vocab_size)
@@ -51,9 +51,9 @@ def thresholds(
 
 
 def num_deciding_candidates(top_k: npt.NDArray[np.int32], vocab_size: int) -> int:
-    """How many of the most likely tokens decide the thresholds of all these rows, whatever their logits are.
+    """How many of the most likely tokens suffice for the thresholds of all these rows, whatever their logits are.
 
-    Without a top-k nobody knows how flat a distribution is, and a top-p may keep any number of tokens.
+    Without a top-k this is the whole vocabulary: a top-p may keep any number of tokens of a flat distribution.
     """
     is_limited = (top_k > 0) & (top_k <= NUM_CANDIDATES)
     return min(NUM_CANDIDATES, vocab_size) if is_limited.all() else vocab_size
@@ -62,7 +62,7 @@ def num_deciding_candidates(top_k: npt.NDArray[np.int32], vocab_size: int) -> in
 def _sorted_threshold(
     scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Threshold of top-k and top-p from the ``width`` largest logits, and whether those were enough to know it."""
+    """Thresholds of top-k and top-p from the ``width`` largest logits, and whether these logits were enough."""
     candidates = scaled.topk(width, dim=1).values
     ranks = torch.arange(width, device=scaled.device)[None, :]
     weights = candidates.double().exp()
@@ -72,6 +72,6 @@ def _sorted_threshold(
     mass = torch.where(is_limited, weights.sum(dim=1), scaled.double().exp().sum(dim=1))
     inside_p = (before < (top_p.double() * mass)[:, None]) | (top_p >= 1.0)[:, None]
     num_kept = (inside_p & (ranks < top_k[:, None])).sum(dim=1).clamp(min=1)
-    # with a limit beyond the candidates the mass of what it keeps is not known from them
+    # if top-k reaches beyond the candidates, the total mass that it keeps is unknown
     is_certain = ((num_kept < width) & ~is_limited) | (top_k <= width)
     return candidates.gather(1, num_kept[:, None] - 1).squeeze(1), is_certain

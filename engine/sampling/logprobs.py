@@ -8,7 +8,7 @@ import torch
 
 
 class LogprobTensors(NamedTuple):
-    """The columns of a ``LogprobTable`` where the model computes."""
+    """The columns of a ``LogprobTable`` as tensors on the device."""
 
     token_ids: torch.Tensor
     logprobs: torch.Tensor
@@ -16,10 +16,9 @@ class LogprobTensors(NamedTuple):
 
 
 def compute_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTensors:
-    """What the model says of one token a row, and of the ``num_top`` most likely ones. Waits for no device.
+    """Log-probabilities of one token a row and of the ``num_top`` most likely tokens. Does not wait for the device.
 
-    logits: [num_rows, vocab_size], any float dtype, left as they are; token_ids: [num_rows], where
-    the logits are.
+    logits: [num_rows, vocab_size], any float dtype, not modified; token_ids: [num_rows], on the same device.
     """
     limits = torch.finfo(torch.float32)
     values = logits.to(torch.float32, copy=True).nan_to_num_(limits.min, limits.max, limits.min)

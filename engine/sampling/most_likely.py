@@ -1,4 +1,4 @@
-"""The most likely token of every row of logits, and the most likely one that a mask allows."""
+"""The most likely token of every row of logits, among all tokens or among those that a mask allows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.kernels.call import KernelCall
 
 
 class MaskedTokens(NamedTuple):
-    """Of rows with masks, all [num_rows]. The token of a row that ``is_open`` is any: it is for others to find."""
+    """Results for rows with masks, all [num_rows]. If ``is_open``, the token is undefined: the caller chooses it."""
 
     token_ids: torch.Tensor
     has_nan: torch.Tensor
@@ -21,30 +21,30 @@ class MaskedTokens(NamedTuple):
 
 
 class MostLikely:
-    """The first of the highest logits of each row, and whether the row holds a NaN. Used from one thread."""
+    """Finds the first of the highest logits of each row, and whether the row holds a NaN. Used from one thread."""
 
     def __init__(self) -> None:
         self._searches: dict[torch.dtype, HostSearch] = {}
 
     def __call__(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """logits: [num_rows, vocab_size] to ([num_rows] int32, [num_rows] bool); of a row with a NaN, any token."""
+        """logits: [num_rows, vocab_size] to ([num_rows] int32, [num_rows] bool); a row with a NaN gets any token."""
         if not _is_on_host(logits):
             maxima, token_ids = logits.max(dim=1)
             return token_ids.to(torch.int32), maxima.isnan()
         return self.on_host(logits.dtype).search(logits)
 
     def allowed(self, logits: torch.Tensor, places: IntArray, words: IntArray) -> MaskedTokens:
-        """The first of the highest logits of each row that its mask allows.
+        """The first of the highest logits of each row among those that its mask allows.
 
         Args:
             logits: [num_rows, vocab_size].
-            places: [num_rows] int32, which of the masks is the row's; -1 for none.
+            places: [num_rows] int32, index of the row's mask; -1 for none.
             words: [num_masks, num_words] int32, the bits of allowed tokens, token 0 in the lowest bit of the first
                 word; tokens behind the last word are not allowed.
 
         Returns:
-            Open are rows with a NaN, and rows of which no allowed logit is finite and clearly above minus infinity.
-            Where logits are not contiguous on the CPU, all rows that have a mask are.
+            A row is open if it holds a NaN, or if no allowed logit is finite and clearly above minus infinity.
+            If logits are not contiguous on the CPU, all rows with a mask are open.
         """
         if _is_on_host(logits):
             return self.on_host(logits.dtype).allowed(logits, places, words)
@@ -52,14 +52,14 @@ class MostLikely:
         return MaskedTokens(token_ids, has_nan, torch.from_numpy(places >= 0))
 
     def on_host(self, dtype: torch.dtype) -> HostSearch:
-        """What searches contiguous logits of ``dtype`` on the CPU."""
+        """The compiled searches for contiguous logits of ``dtype`` on the CPU."""
         if dtype not in self._searches:
             self._searches[dtype] = HostSearch(dtype)
         return self._searches[dtype]
 
 
 class HostSearch:
-    """The compiled searches through contiguous logits of one dtype on the CPU."""
+    """The compiled searches through contiguous CPU logits of one dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -75,9 +75,9 @@ class HostSearch:
         return self._token_ids[: len(logits)].clone(), self._has_nan[: len(logits)].clone()
 
     def token_ids(self, logits: torch.Tensor) -> IntArray | None:
-        """The tokens as an array; None where a row holds a NaN, and for logits that are not of the kind it searches.
+        """The tokens as an array; None if a row holds a NaN, or if the logits are not contiguous or have another dtype.
 
-        A model may return others than those of its own dtype, or a part of wider rows.
+        A model may return logits of another dtype than its own, or a slice of wider rows.
         """
         if logits.dtype is not self._dtype or not _is_on_host(logits):
             return None
@@ -85,7 +85,7 @@ class HostSearch:
         return None if has_nan else self._found[: len(logits)].copy()
 
     def _run(self, logits: torch.Tensor) -> bool:
-        """Search, and say whether a row holds a NaN."""
+        """Search; returns whether any row holds a NaN."""
         parameters = self._parameters
         num_rows, size = logits.shape
         if num_rows > len(self._found):

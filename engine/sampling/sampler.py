@@ -1,4 +1,4 @@
-"""Draws the next token of every row of a batch: the same for (seed, position) whoever draws it, and when.
+"""Draws the next token of every row of a batch. The draw for a (seed, position) is always the same, on any worker.
 
 Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011 (Philox4x32-10).
 """
@@ -33,7 +33,7 @@ _WORD_BITS = np.uint64(32)
 
 
 class CandidateTensors(NamedTuple):
-    """The columns of ``BeamCandidates`` where the model computes."""
+    """The columns of ``BeamCandidates`` as tensors on the device."""
 
     token_ids: torch.Tensor
     logprobs: torch.Tensor
@@ -41,11 +41,11 @@ class CandidateTensors(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTokens:
-    """One token for each row of logits, where these are.
+    """One token for each row of logits, on the device of the logits.
 
-    ``logprobs`` are of ``logprob_rows``, those of the rows that ask for them, ``candidates`` of ``candidate_rows``,
-    those that are beams. Rows with a failure have no valid token.
-    token_ids: [num_rows] int32; has_nan: [num_rows] bool, whose logits held a NaN.
+    ``logprobs`` are for ``logprob_rows``, the rows that ask for them; ``candidates`` are for ``candidate_rows``, the
+    rows that are beams. The token of a row in ``failures`` is invalid.
+    token_ids: [num_rows] int32; has_nan: [num_rows] bool, True if the row's logits held a NaN.
     """
 
     token_ids: torch.Tensor
@@ -58,11 +58,11 @@ class SampledTokens:
 
 
 class Sampler:
-    """Vectorised over the batch; a batch of plain greedy rows costs one pass over the logits.
+    """Samples a whole batch at once; a batch of plain greedy rows costs one pass over the logits.
 
-    What is drawn for a row depends on its logits, parameters, tokens and (seed, position) alone, never on the rows
-    beside it. Where ``may_wait`` is False nothing here waits for the device: what the logits would tell is not
-    asked, and work that only some logits need is done for all.
+    A row's draw depends only on its logits, parameters, tokens and (seed, position), never on other rows. If
+    ``may_wait`` is False, nothing waits for the device: decisions that depend on values of the logits are avoided, by
+    doing the work for all rows.
     """
 
     def __init__(
@@ -74,19 +74,19 @@ class Sampler:
         self._most_likely = most_likely or MostLikely()
 
     def reads_history(self, rows: IntArray) -> bool:
-        """True when what is drawn for some of these rows depends on the tokens that they hold."""
+        """True if the draw of any of these rows depends on the tokens that it holds."""
         return bool(self._sampling.reads_history[rows].any())
 
     def begin(self, rows: IntArray, positions: IntArray) -> None:
-        """Begin what needs no logits for a batch whose tokens before these positions are all known; see ``sample``."""
+        """Start the work that needs no logits; all tokens before these positions must be known. See ``sample``."""
         self._sampling.grammar.begin(rows, positions, self._history)
 
     def sample(self, logits: torch.Tensor, rows: IntArray, positions: IntArray) -> SampledTokens:
         """Choose a token for each row of logits.
 
-        logits: [num_rows, vocab_size], model dtype; rows: [num_rows] whose they are; positions: [num_rows] where each
-        new token will stand. A row may stand there several times, with different positions: then the tokens that it
-        holds before each of them are what the new token follows.
+        logits: [num_rows, vocab_size], model dtype; rows: [num_rows] the batch row of each; positions: [num_rows]
+            position of each new token. A row may appear several times with different positions; each new token follows
+            the row's tokens before its position.
         """
         masks = self._sampling.grammar.take(rows, positions, self._history)
         token_ids, has_nan, is_open = self._find(logits, rows, positions, masks)
@@ -116,10 +116,11 @@ class Sampler:
     def _find(
         self, logits: torch.Tensor, rows: IntArray, positions: IntArray, masks: BatchMasks | None
     ) -> tuple[torch.Tensor, torch.Tensor, BoolArray]:
-        """The most likely token of each row, which rows hold a NaN, and [num_rows] bool: whose token is still open.
+        """The most likely token of each row, which rows hold a NaN, and [num_rows] bool: which rows still need a
+        choice.
 
-        A row that takes the most likely token of those that its mask allows needs neither a copy nor a change of its
-        logits. Where nothing may wait, all rows of a batch are open if one is: none is told apart by its logits.
+        A greedy row with a mask is decided here without a copy or change of its logits. If nothing may wait for the
+        device, one open row makes the whole batch open: telling rows apart would need their logits.
         """
         sampling = self._sampling
         is_open: BoolArray = ~sampling.is_greedy[rows] | (positions < sampling.changed_until[rows])
@@ -138,7 +139,7 @@ class Sampler:
     def _choose(
         self, logits: torch.Tensor, rows: IntArray, positions: IntArray, masks: BatchMasks | None
     ) -> torch.Tensor:
-        """A token for each row, by all that may concern it. Changes the logits, which are float32."""
+        """Choose a token for each row with all its parameters. Changes the logits, which must be float32."""
         sampling = self._sampling
         logits = _without_nan(logits)
         for processor in sampling.processors:
@@ -155,7 +156,7 @@ class Sampler:
     def _logprobs(
         self, logits: torch.Tensor, rows: IntArray, token_ids: torch.Tensor, asking: npt.NDArray[np.intp]
     ) -> LogprobTensors:
-        """What the model itself says of the chosen tokens, for the rows at the indices ``asking``."""
+        """The model's raw log-probabilities of the chosen tokens, for the rows at the indices ``asking``."""
         index = upload(asking, logits.device)
         num_top = int(self._sampling.num_logprobs[rows].max())
         return compute_logprobs(logits.index_select(0, index), token_ids.index_select(0, index), num_top)
@@ -165,7 +166,7 @@ class Sampler:
     ) -> CandidateTensors:
         """The most likely next tokens of the rows at the indices ``beams``.
 
-        As in transformers, what processors change are log-probabilities, and they are not made to sum to one again.
+        As in transformers, processors change the log-probabilities, which are not renormalised afterwards.
         """
         chosen = logits.index_select(0, upload(beams, logits.device)).to(torch.float32)
         values = _without_nan(chosen).log_softmax(dim=1)
@@ -176,7 +177,7 @@ class Sampler:
         return CandidateTensors(token_ids=top.indices.to(torch.int32), logprobs=top.values)
 
     def _draw(self, logits: torch.Tensor, rows: IntArray, positions: IntArray) -> torch.Tensor:
-        """Inverse of the cumulative distribution, in the order of token ids, at one uniform number a row."""
+        """Invert the cumulative distribution, in the order of token ids, at one uniform number a row."""
         sampling, device = self._sampling, logits.device
         temperature = upload(sampling.temperature[rows], device)[:, None]
         logits = logits.clamp_(min=torch.finfo(torch.float32).min)
@@ -186,7 +187,7 @@ class Sampler:
         cumulative = weights.cumsum(dim=1)
         totals = cumulative[:, -1:]
         draws = upload(uniforms(sampling.seed[rows], positions), device)[:, None]
-        # rounding up to the total would point past the last token that may be drawn
+        # if rounding reached the total, the index would point past the last token that may be drawn
         targets = torch.minimum(draws * totals, torch.nextafter(totals, torch.zeros_like(totals)))
         return torch.searchsorted(cumulative, targets, right=True).squeeze(1)
 
@@ -202,7 +203,7 @@ class Sampler:
 
 
 def _without_nan(logits: torch.Tensor) -> torch.Tensor:
-    """The same float32 logits, in which now nothing is NaN or infinite."""
+    """The float32 logits with NaN and infinities replaced."""
     return logits.nan_to_num_(LOWEST, torch.finfo(torch.float32).max, LOWEST)
 
 
@@ -210,7 +211,7 @@ UInt64Array = npt.NDArray[np.uint64]
 
 
 def philox4x32(counters: UInt64Array, keys: UInt64Array) -> UInt64Array:
-    """Encrypt counters: [4, n] 32-bit words under keys [2, n], each in a uint64; returns [4, n] 32-bit words."""
+    """Encrypt counters [4, n] under keys [2, n], both of 32-bit words stored in uint64; returns [4, n] such words."""
     a, b, c, d = counters
     key_a, key_b = keys
     for _ in range(NUM_ROUNDS):

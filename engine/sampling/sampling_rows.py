@@ -19,13 +19,14 @@ SEED_MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class SamplingRows:
-    """One entry a row; the meaning of most arrays is that of the field of ``SamplingParams``.
+    """One entry a row. Most arrays have the meaning of the ``SamplingParams`` field of the same name.
 
-    ``num_logprobs`` is -1 where none are wanted, ``num_candidates`` 0 for rows that are no beams. Before position
-    ``changed_until`` some processor may change a row's logits; a grammar only says which of them count. What is drawn
-    for ``reads_history`` rows depends on the tokens that they hold. ``is_argmax_only`` rows want the most likely token
-    of the untouched logits at every position, and nothing else. ``grammars`` holds the compiled grammars of all
-    requests that have one.
+    num_logprobs: -1 if none are wanted. num_candidates: 0 for rows that are not beams.
+    changed_until: before this position some processor may change the row's logits; grammars do not count, since they
+        only restrict which logits count.
+    reads_history: the row's draw depends on the tokens that it holds.
+    grammars: the store of compiled grammars, if requests may have any.
+    is_argmax_only: the row wants the most likely token of its unchanged logits at every position, and nothing else.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class SamplingRows:
 
 
 def _num_candidates(sampling: SamplingParams) -> int:
-    """How many of the next tokens a step tells for a beam; 0 for what is none."""
+    """How many candidate tokens a step reports for a beam; 0 if the row is not a beam."""
     if sampling.beams is None:
         return 0
     return sampling.beams.num_candidates(len(sampling.all_stop_ids))

@@ -1,8 +1,8 @@
-"""Which draft tokens are right: those that equal what is drawn in their places, up to the first that does not.
+"""Which draft tokens are accepted: those that equal the tokens drawn at their positions, up to the first difference.
 
-What is drawn at a position depends on the tokens before it and on (seed, position) alone, so it is the token that would
-come without drafts, at any temperature. Rejection sampling (Leviathan et al., Fast Inference from Transformers via
-Speculative Decoding, ICML 2023) keeps the distribution of the tokens; this keeps the tokens.
+The draw at a position depends only on the tokens before it and on (seed, position). So it is the token that would come
+without drafts, at any temperature. Rejection sampling (Leviathan et al., Fast Inference from Transformers via
+Speculative Decoding, ICML 2023) preserves the distribution of the tokens; this preserves the tokens themselves.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from engine.contract.step import BoolArray, IntArray
 
 
 def count_accepted(sampled_token_ids: IntArray, num_samples: IntArray, draft_token_ids: IntArray) -> IntArray:
-    """[num_reqs] how many of each row's draft tokens are right.
+    """[num_reqs] how many draft tokens of each row are accepted.
 
-    sampled_token_ids: [sum of num_samples] what was drawn, one row after the other; draft_token_ids: the
-    ``num_samples - 1`` drafts of each row that samples, likewise.
+    sampled_token_ids: [sum of num_samples] the drawn tokens, rows back to back; draft_token_ids: the ``num_samples -
+        1`` drafts of each row that samples, also back to back.
     """
     num_drafts = np.maximum(num_samples - 1, 0)
     owners = np.repeat(np.arange(num_samples.size), num_drafts)

@@ -1,4 +1,4 @@
-"""The most that sampling a step can take, to be done once: it tells how much memory that is."""
+"""Runs the most memory-intensive sampling that a step can ask for, to measure its memory."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _EVERYTHING = SamplingParams(
 
 
 def sample_worst_case(logits: torch.Tensor) -> None:
-    """Sample every row with all that a request may ask for.
+    """Sample every row with everything that a request may ask for.
 
-    logits: [num_rows, vocab_size], where the model computes.
+    logits: [num_rows, vocab_size], on the device.
     """
     num_rows = len(logits)
     sampling = SamplingRows(num_rows)

@@ -1,1 +1,1 @@
-"""Which tokens a grammar allows next: grammars compiled by llguidance, followed row by row."""
+"""The tokens that a grammar allows next: grammars are compiled by llguidance, and followed row by row."""

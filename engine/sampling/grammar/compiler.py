@@ -1,4 +1,4 @@
-"""Compiles grammars beside the engine, and keeps those that were used last."""
+"""Compiles grammars on threads beside the engine, and caches the most recently used ones."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from engine.device.cores import run_anywhere, step_back
 logger = logging.getLogger(f"baton.{__name__}")
 
 NUM_THREADS: Final = 2
-"""One grammar that takes long holds up no other, and most of the cores stay the engine's."""
+"""So one slow grammar does not block the others, and most cores remain for the engine."""
 
 THREAD_NICENESS: Final = 15
-"""More than that of the threads that compute (`engine/runner/cpu_threads.py`)."""
+"""Above that of compute threads (`engine/runner/cpu_threads.py`), so compiling yields to them."""
 
 MAX_NUM_KEPT: Final = 512
 MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
-"""Of the grammars' texts; what is compiled from them takes a multiple of it."""
+"""Limit for the texts of cached grammars; their compiled forms take several times as much."""
 
 MAX_MESSAGE_CHARACTERS: Final = 400
 
@@ -37,7 +37,7 @@ REMEDY: Final = "ask for a simpler one, with smaller counts of repetitions"
 """What to do about a grammar that costs too much."""
 
 _MARKER: Final = "<non-verbose/>"
-"""Stands in the library's messages for what they leave out."""
+"""What the library's messages contain in place of details that they omit."""
 
 
 class Grammar:
@@ -48,7 +48,7 @@ class Grammar:
         self._matcher = matcher
 
     def new_matcher(self) -> LLMatcher:
-        """A matcher of its own for one output, at its beginning."""
+        """A new matcher for one output, at its beginning."""
         return self._matcher.deep_copy()
 
     def new_follower(self) -> Follower:
@@ -57,14 +57,14 @@ class Grammar:
 
 
 class Follower:
-    """Implements ``GrammarFollower`` by a matcher of its own: that of the sampler is another thread's."""
+    """Implements ``GrammarFollower``, with its own matcher: the sampler's matcher belongs to another thread."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
         self._num_consumed = 0
 
     def num_fitting(self, output: IntArray, guesses: IntArray) -> int:
-        """See ``GrammarFollower``; none fits where the output itself does not."""
+        """See ``GrammarFollower``; 0 if the output itself does not fit."""
         new = output[self._num_consumed :].tolist()
         self._num_consumed = output.size
         if self._matcher.is_error() or (new and not self._matcher.consume_tokens(new)):
@@ -76,9 +76,9 @@ class Follower:
 class GrammarStore:
     """The grammars of an engine. Implements ``GrammarCompiler``.
 
-    They are compiled for the tokenizer in the checkpoint's tokenizer.json, which is read by the first one. A compiled
-    grammar is kept while a request holds it, and beyond that as long as no more than ``max_num_kept`` others, or so
-    many bytes of them, were used since. ``on_end`` is called, in a thread of the store, whenever a compilation ended.
+    Grammars are compiled for the checkpoint's tokenizer.json, which the first compilation reads. A compiled grammar is
+    cached while a request holds it. After that it stays in an LRU cache of ``max_num_kept`` grammars and
+    ``max_kept_bytes`` of grammar text. ``on_end`` is called at the end of every compilation, on a thread of the store.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class GrammarStore:
 
     @property
     def mask_words(self) -> int:
-        """How many 32-bit words a mask of this vocabulary has; known once a grammar was compiled."""
+        """How many 32-bit words a mask of this vocabulary has. Known once a grammar was compiled."""
         assert self._tokenizer is not None, "no grammar was compiled"
         return (self._tokenizer.vocab_size + 31) // 32
 
@@ -134,7 +134,7 @@ class GrammarStore:
         future = self._compiling.get(grammar)
         if future is None:
             future = self._compiling[grammar] = self._pool().submit(self._compile, grammar)
-            # Not from within: whoever is told looks for its result.
+            # Not called from ``_compile``: the callee of ``on_end`` expects to find the result.
             future.add_done_callback(lambda ended: self._tell_end(grammar, ended))
             return None
         if not future.done():
@@ -142,14 +142,14 @@ class GrammarStore:
         return self._take(grammar, future)
 
     def new_matcher(self, grammar: str) -> LLMatcher:
-        """A matcher for one output; whoever asks holds the compiled grammar, or compiles it now."""
+        """A matcher for one output. Callers normally hold the compiled grammar; otherwise it is compiled now."""
         found = self._held.get(grammar) or self._pool().submit(self._compile, grammar).result()
         if isinstance(found, GrammarFailure):
             raise ValueError(found.message)
         return found.new_matcher()
 
     def close(self) -> None:
-        """End the threads, after what they are in the middle of. Idempotent."""
+        """Finish running compilations and end the threads. Idempotent."""
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
             self._threads = None
@@ -160,7 +160,7 @@ class GrammarStore:
         return self._threads
 
     def _bound_unasked(self) -> None:
-        """Of what was compiled and nobody asked for since, as its request may have left, hold no more than is kept."""
+        """Apply the cache's limits to results that nobody has asked for, since their requests may have left."""
         while self._ended:
             grammar, future = self._ended.popleft()
             if self._compiling.get(grammar) is future:
@@ -193,7 +193,7 @@ class GrammarStore:
     def _compile(self, grammar: str) -> Grammar | GrammarFailure:
         try:
             return self._compiled(grammar)
-        except Exception as error:  # whatever it is, it is about this grammar, and its request is told
+        except Exception as error:  # any error concerns only this grammar, and its request is told
             logger.warning("a grammar could not be compiled: %r", error)
             return GrammarFailure(f"the grammar could not be compiled: {error}")
 
@@ -226,22 +226,22 @@ class GrammarStore:
         if not self._tokenizer_path.is_file():
             raise FileNotFoundError(f"there is no {path}")
         with suppress(ValueError):
-            # Models pad their vocabulary: ids behind the tokenizer's are no tokens, and never allowed.
+            # Models pad their vocabulary. Ids beyond the tokenizer's are no tokens, and never allowed.
             return LLTokenizer(path, n_vocab=self._vocab_size, eos_token=eos)
         return LLTokenizer(path, eos_token=eos)
 
 
 def told_error(matcher: LLMatcher) -> str:
-    """What a matcher says of its own failure, without the library's marks."""
+    """The matcher's own error message, without the library's markers."""
     text: str = matcher.get_error()
     return text.replace(_MARKER, "").strip()[:MAX_MESSAGE_CHARACTERS]
 
 
 def _first_mask_problem(matcher: LLMatcher, mask_words: int) -> str:
-    """Why not even the first mask can be made; empty where it can.
+    """Why the first mask cannot be computed; empty if it can.
 
-    All copies of a matcher share what they build lazily, and its bound: a mask that goes beyond it is still made, and
-    the copy after it fails. So there are two, and the second is what a row would meet.
+    All copies of a matcher share lazily built state and its size limit. A mask that exceeds the limit is still
+    computed, and only the next copy fails. So this tries two copies: a row would get the second.
     """
     mask: IntArray = np.zeros(mask_words, np.int32)
     for _ in range(2):
@@ -257,8 +257,8 @@ def _num_bytes(grammar: str) -> int:
 
 
 def _stand_back() -> None:
-    """Leave the engine's thread its core, and let it go first; where the system does not allow that, the number of
-    threads still bounds the rest."""
+    """Leave the engine's core, and lower the priority. Where the system forbids the latter, the number of threads is
+    still bounded."""
     run_anywhere()
     with suppress(OSError):
         step_back(THREAD_NICENESS)

@@ -1,8 +1,8 @@
-"""What following its grammar costs a row, and when that is too much for those who share its steps.
+"""What following a grammar costs a row, and when that is too much for the other requests of its steps.
 
-A grammar that reads its text in many ways, as ``s: "a" | s s`` does, costs more with every token. The library's limits
-do not tell it from others: it is slow with as few items as a schema of 200 optional properties has. Of a processor's
-time ordinary grammars take some 0.01 ms a token, so time tells. Time that a thread waits for a core does not count.
+An ambiguous grammar, such as ``s: "a" | s s``, costs more with every token. The library's limits do not catch it, since
+it is slow with as few items as a schema with 200 optional properties has. Ordinary grammars take some 0.01 ms of CPU
+time a token, so CPU time tells them apart. Time spent waiting for a core does not count.
 """
 
 from __future__ import annotations
@@ -13,34 +13,36 @@ from dataclasses import dataclass
 from typing import Final
 
 FREE_S_PER_TOKEN: Final = 0.002
-"""Of a processor, for each token that is followed or has its mask made: a hundred times what is usual."""
+"""CPU time allowed for each followed token or computed mask: a hundred times the usual cost."""
 
 MAX_OVERRUN_S: Final = 0.5
-"""Beyond that, in all, less what later tokens leave of theirs: a grammar may be slow now and then."""
+"""How far a row may exceed its allowance in total. Later tokens that stay below theirs reduce the excess, since a
+grammar may be slow now and then.
+"""
 
 TOO_LONG: Final = "it takes too long, as where a text can be read in many ways"
 
 
 @dataclass(slots=True)
 class RowCost:
-    """What a row's grammar cost beyond what each token may."""
+    """By how much a row's grammar has exceeded its allowance."""
 
     overrun_s: float = 0.0
 
     @property
     def is_suspect(self) -> bool:
-        """True while it has cost more than it may."""
+        """True while it has exceeded its allowance."""
         return self.overrun_s > 0.0
 
     def charge(self, seconds: float, *, num_tokens: int) -> bool:
-        """Count what so many tokens cost; False where it was too much in all."""
+        """Add the cost of ``num_tokens`` tokens; False if the total excess is now too high."""
         self.overrun_s = max(self.overrun_s + seconds - FREE_S_PER_TOKEN * num_tokens, 0.0)
         return self.overrun_s <= MAX_OVERRUN_S
 
 
 @dataclass(frozen=True, slots=True)
 class CostClocks:
-    """How costs are measured: ``cpu_s`` is what the calling thread took of a processor."""
+    """The clocks for costs: ``cpu_s`` is the CPU time of the calling thread, ``wall_s`` is elapsed time."""
 
     cpu_s: Callable[[], float] = time.thread_time
     wall_s: Callable[[], float] = time.perf_counter

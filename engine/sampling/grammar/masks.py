@@ -1,4 +1,4 @@
-"""The masks of a batch: each row's matcher, brought to where its output is, says which tokens may come next."""
+"""The masks of a batch: each row's matcher is advanced to the end of its output, and tells which tokens may follow."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from engine.sampling.token_history import TokenHistory
 MAX_NUM_THREADS: Final = 8
 
 _MISFIT: Final = "satisfy the grammar"
-"""In the library's message where it was a token that did not fit, and not a limit that was met."""
+"""Part of the library's message if a token did not fit, as opposed to a limit that was exceeded."""
 
 _ALL: Final = np.int32(-1)
 _NO_TOKENS: Final[tuple[int, ...]] = ()
 
 
 class Ending(NamedTuple):
-    """An entry of a batch that can only end, by one of these tokens, whatever else forbids them."""
+    """An entry of a batch whose output must end now, with one of these tokens, whatever else forbids them."""
 
     entry: int
     token_ids: tuple[int, ...]
 
 
 class BatchMasks(NamedTuple):
-    """places: [num_entries] which of the masks is an entry's, -1 for none; words: [num_masks, mask_words] the bits of
-    tokens that may come next, token 0 in the lowest bit of the first word.
+    """places: [num_entries] the index of each entry's mask, or -1. words: [num_masks, mask_words] bits of the tokens
+    that may come next, token 0 in the lowest bit of the first word.
     """
 
     places: IntArray
@@ -47,7 +47,7 @@ class BatchMasks(NamedTuple):
     failures: Sequence[RowFailure]
 
     def of(self, entries: npt.NDArray[np.int64]) -> BatchMasks:
-        """Those of some entries of the batch, as a batch of their own."""
+        """The masks of some entries of the batch, as a batch of their own."""
         endings = [
             Ending(int(found[0]), ending.token_ids)
             for ending in self.endings
@@ -58,7 +58,7 @@ class BatchMasks(NamedTuple):
 
 @dataclass(slots=True)
 class _Row:
-    """Where the output of a row is in its grammar: behind its first ``num_consumed`` tokens."""
+    """A row's matcher, advanced past the first ``num_consumed`` tokens of its output."""
 
     matcher: LLMatcher
     eos_token_ids: tuple[int, ...]
@@ -72,7 +72,7 @@ class _Row:
 
 @dataclass(slots=True)
 class _Job:
-    """A batch whose masks are being filled; ``endings`` are by their places among the masks."""
+    """A batch whose masks are being filled. ``endings`` refer to indices of masks."""
 
     rows: IntArray
     positions: IntArray
@@ -82,12 +82,13 @@ class _Job:
 
 
 class GrammarMasks:
-    """Follows the outputs of rows. A row's state is made from its tokens alone, whoever sampled them.
+    """Follows the outputs of rows. A row's state depends only on its tokens, not on who sampled them.
 
-    Draft tokens are followed as far as they fit, and taken back: what is known of a row are its tokens before the first
-    position that it samples. Masks are filled in another thread from ``begin`` on, while the model computes.
+    A matcher follows draft tokens as far as they fit, and is then rolled back: only tokens before the first sampled
+    position are certain. Another thread fills the masks from ``begin`` on, while the model computes.
 
-    Masks that are filled side by side are measured together; where that took long, one by one the next time.
+    Masks that are filled in parallel are timed together. If that took long, the next batch fills and times them one by
+    one.
     """
 
     def __init__(self, store: GrammarStore, clocks: CostClocks | None = None) -> None:
@@ -100,7 +101,7 @@ class GrammarMasks:
         self._pending: tuple[_Job, Future[None]] | None = None
 
     def set(self, row: int, sampling: SamplingParams) -> None:
-        """Begin to follow the output of a request that has a grammar."""
+        """Start to follow the output of a request that has a grammar."""
         assert sampling.grammar is not None
         allowed = sampling.allowed_token_ids
         self._rows[row] = _Row(
@@ -112,11 +113,11 @@ class GrammarMasks:
         )
 
     def forget(self, row: int) -> None:
-        """The row's request has no grammar."""
+        """The new request in this row has no grammar."""
         self._rows.pop(row, None)
 
     def begin(self, rows: IntArray, positions: IntArray, history: TokenHistory) -> None:
-        """Begin to fill the masks of these entries of a batch; no token of theirs may change before ``take``."""
+        """Start to fill the masks of these batch entries. Their tokens must not change before ``take``."""
         self._settle()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-masks", initializer=run_anywhere)
@@ -126,7 +127,7 @@ class GrammarMasks:
     def take(
         self, entries: npt.NDArray[np.int64], rows: IntArray, positions: IntArray, history: TokenHistory
     ) -> BatchMasks:
-        """The masks of a batch, of which these entries have one."""
+        """The masks of a batch; ``entries`` are its entries with a grammar."""
         job, masked, at = self._settle(), rows[entries], positions[entries]
         if job is None or not (np.array_equal(job.rows, masked) and np.array_equal(job.positions, at)):
             job = self._new_job(masked, at)
@@ -150,7 +151,7 @@ class GrammarMasks:
     # ---- filling, in whichever thread
 
     def _fill(self, job: _Job, history: TokenHistory) -> None:
-        """Fill all masks: those of rows that stand once in the batch side by side, the others one by one."""
+        """Fill all masks: in parallel for rows that occur once in the batch, one by one for the others."""
         rows, positions = job.rows.tolist(), job.positions.tolist()
         single: list[int] = []
         places: list[int] = []
@@ -183,7 +184,7 @@ class GrammarMasks:
                 self._complete(job, place, row, may_end=may_end, is_known=is_known)
 
     def _fill_single(self, job: _Job, places: list[int]) -> None:
-        """Fill these masks; those of rows that may be costly one by one, so that each is charged its own."""
+        """Fill the masks of rows that occur once; those of costly rows one by one, to charge each its own time."""
         row_of = {place: self._rows[int(job.rows[place])] for place in places}
         is_each_measured = self._measures_each or len(places) == 1
         joint = [] if is_each_measured else [place for place in places if not row_of[place].cost.is_suspect]
@@ -194,7 +195,7 @@ class GrammarMasks:
             self._charge(job, int(job.rows[place]), begun_s, num_tokens=1)
 
     def _fill_jointly(self, matchers: list[tuple[LLMatcher, int]], words: IntArray) -> bool:
-        """Fill masks side by side; True where that took so long that some row may be costly."""
+        """Fill masks in parallel; True if it took so long that some row may be costly."""
         if self._parallel is None:
             self._parallel = LLExecutor(max(1, min((os.cpu_count() or 1) // 2, MAX_NUM_THREADS)))
         begun_s = self._clocks.wall_s()
@@ -202,7 +203,7 @@ class GrammarMasks:
         return self._clocks.wall_s() - begun_s > FREE_S_PER_TOKEN
 
     def _charge(self, job: _Job, number: int, begun_s: float, *, num_tokens: int) -> None:
-        """Count what was done for a row since ``begun_s``; where it is too much, its request ends."""
+        """Charge a row for the CPU time since ``begun_s``. If its total is too high, its request fails."""
         row = self._rows[number]
         if not row.cost.charge(self._clocks.cpu_s() - begun_s, num_tokens=num_tokens) and not row.failure:
             row.failure = _cost(f"after {row.num_consumed} tokens {TOO_LONG}")
@@ -210,7 +211,7 @@ class GrammarMasks:
 
     @staticmethod
     def _fill_drafts(row: _Row, words: IntArray, place: int, drafts: list[int]) -> list[int]:
-        """The masks of a row before and behind each of its drafts; those behind one that does not fit stay open."""
+        """Fill a row's masks before and after each draft. Masks after a draft that does not fit allow everything."""
         filled, num_taken = [place], 0
         _fill_one(row.matcher, words, place)
         for number, token_id in enumerate(drafts, start=1):
@@ -225,14 +226,14 @@ class GrammarMasks:
         return filled
 
     def _may_end(self, words: IntArray) -> BoolArray:
-        """[num_masks] whether the outputs may end there. words: [num_masks, mask_words], as they were filled."""
+        """[num_masks] whether the outputs may end there. words: [num_masks, mask_words], straight from the matchers."""
         bits = _bits(words, self._store.eos_token_ids)
         may_end: BoolArray = np.asarray(bits.any(axis=1))
         return may_end
 
     @staticmethod
     def _complete(job: _Job, place: int, row: _Row, *, may_end: bool, is_known: bool) -> None:
-        """Join a row's mask with what else its request wants; ``is_known``: its position is behind no draft."""
+        """Combine a row's mask with the request's other rules. ``is_known``: no draft precedes its position."""
         mask = job.words[place]
         if row.matcher.is_error():
             row.failure = _cost(told_error(row.matcher))
@@ -265,7 +266,7 @@ def _cost(told: str) -> str:
 
 
 def _advance(row: _Row, tokens: IntArray) -> int:
-    """Bring a row's matcher to the end of its output; how many tokens that were."""
+    """Advance a row's matcher to the end of its output; returns the number of new tokens."""
     if row.failure:
         return 0
     if tokens.size < row.num_consumed:
@@ -285,7 +286,7 @@ def _fill_one(matcher: LLMatcher, words: IntArray, place: int) -> None:
 
 
 def _bits(words: IntArray, token_ids: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """[..., num_tokens] 1 for the tokens that masks [..., mask_words] allow; those beyond them are left out."""
+    """[..., num_tokens] 1 for each token that the masks [..., mask_words] allow; ids beyond the masks are left out."""
     ids = np.asarray(token_ids, np.int64)
     ids = ids[ids < words.shape[-1] * 32]
     found: npt.NDArray[np.int64] = (words[..., ids >> 5] >> (ids & 31)) & 1

@@ -1,4 +1,4 @@
-"""Which rows follow a grammar: every token that would leave it is impossible."""
+"""Which rows follow a grammar: tokens that violate it cannot be drawn."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from engine.sampling.token_history import TokenHistory
 
 
 class GrammarRows:
-    """Which rows have grammars, and the masks of a batch. They come last: nothing may undo them.
+    """Which rows have grammars, and the masks of a batch. Masks are applied last, so that nothing can undo them.
 
-    A grammar holds before ``min_tokens``, ``ignore_eos`` and bad words: where these leave nothing that fits, they give
-    way, and an output whose grammar is complete ends. So it does where no allowed token fits, if it may end there.
+    A grammar takes precedence over ``min_tokens``, ``ignore_eos`` and bad words: if these leave no token that fits,
+    they are ignored, and an output whose grammar is complete ends. The output also ends if no allowed token fits and
+    the grammar may end there.
     """
 
     def __init__(self, max_num_seqs: int, store: GrammarStore | None) -> None:
@@ -26,7 +27,7 @@ class GrammarRows:
         self._masks = GrammarMasks(store) if store is not None else None
 
     def set(self, row: int, sampling: SamplingParams) -> None:
-        """Store the grammar of the new request in a row; that of the row's last request is forgotten."""
+        """Store the grammar of the new request in a row, in place of the last request's."""
         has_grammar = sampling.grammar is not None
         if has_grammar:
             assert self._masks is not None, "a request has a grammar, and nothing here compiles any"
@@ -37,7 +38,7 @@ class GrammarRows:
         self._is_concerned[row] = has_grammar
 
     def begin(self, rows: IntArray, positions: IntArray, history: TokenHistory) -> None:
-        """Begin to fill the masks of a batch whose tokens before these positions are all known."""
+        """Start to fill the masks of a batch; all its tokens before these positions are known."""
         if not self._num_concerned:
             return
         concerned = np.flatnonzero(self._is_concerned[rows])
@@ -45,7 +46,7 @@ class GrammarRows:
             self._masks.begin(rows[concerned], positions[concerned], history)
 
     def take(self, rows: IntArray, positions: IntArray, history: TokenHistory) -> BatchMasks | None:
-        """The masks of a batch; None where no row has a grammar."""
+        """The masks of a batch; None if no row has a grammar."""
         if not self._num_concerned:
             return None
         concerned = np.flatnonzero(self._is_concerned[rows])
@@ -55,9 +56,9 @@ class GrammarRows:
 
 
 def forbid(logits: torch.Tensor, masks: BatchMasks) -> None:
-    """Set the logits of what the rows' masks do not allow to minus infinity, in place.
+    """Set the logits of tokens that the rows' masks forbid to minus infinity, in place.
 
-    logits: [num_rows, vocab_size] float32, those of the rows that ``masks`` has places for.
+    logits: [num_rows, vocab_size] float32, for the same entries as ``masks``.
     """
     vocab_size = logits.shape[1]
     entries = np.flatnonzero(masks.places >= 0)
@@ -74,7 +75,7 @@ def forbid(logits: torch.Tensor, masks: BatchMasks) -> None:
 
 
 def _forbidden(words: IntArray, vocab_size: int, device: torch.device) -> torch.Tensor:
-    """[num_masks, vocab_size] True for the tokens that masks do not allow; unpacked where the logits are."""
+    """[num_masks, vocab_size] True for forbidden tokens; unpacked on the device of the logits."""
     if device.type == "cpu":
         bits = np.unpackbits(words.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
         return torch.from_numpy(bits ^ 1).view(torch.bool)

@@ -1,1 +1,1 @@
-"""Changes of the logits that requests ask for, one file each."""
+"""Logits processors: the changes of logits that requests ask for, one file each."""

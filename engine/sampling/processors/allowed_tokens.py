@@ -20,7 +20,7 @@ class _BatchLimits(NamedTuple):
 
 
 class AllowedTokens:
-    """Sets the logits of all tokens but the allowed ones to minus infinity. Comes last: nothing may undo it."""
+    """Sets the logits of all other tokens to minus infinity. Comes last, so that nothing can undo it."""
 
     def __init__(self, max_num_seqs: int) -> None:
         self._is_concerned = np.zeros(max_num_seqs, dtype=np.bool_)

@@ -21,10 +21,11 @@ Word = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """Words, and the tokens before their last ones in one flat array, so that none pays for another's length.
+    """Bad words, with their prefixes (all tokens but the last) in one flat array, so that short words do not pay for
+    long ones.
 
-    Word ``i`` begins with the ``num_prefix[i]`` tokens of ``prefixes`` that end at ``prefix_ends[i]``, and ends with
-    ``last[i]``.
+    The prefix of word ``i`` is the ``num_prefix[i]`` tokens of ``prefixes`` that end at ``prefix_ends[i]``; its last
+    token is ``last[i]``.
     """
 
     prefixes: IntArray
@@ -47,14 +48,14 @@ class _Words:
 
 @dataclass(frozen=True, slots=True)
 class _BatchWords:
-    """The words of a batch, and for each one the batch row that it concerns."""
+    """The words of a batch, with the batch row of each."""
 
     index: LongArray
     words: _Words
 
 
 class BadWords:
-    """Masks the last token of a word whose other tokens stand at the end of the output."""
+    """Masks the last token of each bad word whose prefix the output ends with."""
 
     def __init__(self, max_num_seqs: int) -> None:
         self._is_concerned = np.zeros(max_num_seqs, dtype=np.bool_)
@@ -81,7 +82,7 @@ class BadWords:
             put(logits, (upload(index, logits.device), upload(columns, logits.device)), BAD_WORD)
 
     def _gather(self, rows: IntArray, vocab_size: int, device: torch.device) -> _BatchWords:
-        """The words of a batch in which some row has any."""
+        """The words of a batch in which at least one row has some."""
         concerned = [index for index, row in enumerate(rows.tolist()) if self._is_concerned[row]]
         of_rows = [self._words[int(rows[index])] for index in concerned]
         num_words = [len(words.last) for words in of_rows]
@@ -104,10 +105,10 @@ class BadWords:
 def _banned(
     batch: _BatchWords, rows: IntArray, positions: IntArray, history: TokenHistory
 ) -> tuple[LongArray, LongArray]:
-    """Batch rows and token ids of the words that the next token would complete: their beginnings end the output.
+    """Batch rows and token ids that would complete a bad word, because the output ends with its prefix.
 
-    Words are compared from their ends, token by token, and given up at the first that differs: a step costs little more
-    than one comparison a word.
+    Prefixes are compared backwards, token by token, up to the first difference: a step costs little more than one
+    comparison a word.
     """
     words = batch.words
     ends, chosen = positions[batch.index], rows[batch.index]

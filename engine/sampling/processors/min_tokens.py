@@ -13,7 +13,7 @@ from engine.sampling.token_history import TokenHistory
 
 
 class MinTokens:
-    """Masks the tokens that would end a row while the row is shorter than it must become."""
+    """Masks the tokens that would end a row's output before it has ``min_tokens`` tokens."""
 
     def __init__(self, max_num_seqs: int) -> None:
         self._min_length: IntArray = np.full(max_num_seqs, NEVER, dtype=np.int32)

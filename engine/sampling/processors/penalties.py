@@ -17,10 +17,10 @@ LongArray = npt.NDArray[np.int64]
 
 
 class Penalties:
-    """Repetition divides positive and multiplies negative logits of every token of prompt and output; presence is
-    subtracted once, and frequency once a use, for tokens of the output.
+    """Repetition divides the positive and multiplies the negative logits of all tokens in prompt and output. For tokens
+    in the output, presence is subtracted once, and frequency once for each occurrence.
 
-    It is work for the tokens that a row holds, and not for the whole vocabulary.
+    The cost depends on the tokens that a row holds, not on the vocabulary.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -54,7 +54,7 @@ class Penalties:
         def of_owner(values: FloatArray) -> torch.Tensor:
             return upload(values[chosen][owners], logits.device)
 
-        # A token that a row holds several times is worked out as often, each time to the same number.
+        # A token that occurs several times is computed each time, always with the same result.
         part, repetition = logits[held], of_owner(self._repetition)
         part = torch.where(part > 0, part / repetition, part * repetition)
         frequency, presence = self._frequency, self._presence
@@ -66,18 +66,18 @@ class Penalties:
             )
             part -= of_owner(frequency) * used
             part -= of_owner(presence) * (used > 0)
-        # a penalty next to 0 takes a logit beyond what float32 holds, and 0 makes a masked one no number
+        # a penalty near 0 can overflow float32, and a penalty of 0 turns a masked logit into NaN
         logits[held] = part.nan_to_num_(LOWEST, torch.finfo(torch.float32).max, LOWEST)
 
 
 def _tokens_of(history: TokenHistory, rows: IntArray, lengths: LongArray) -> LongArray:
-    """The first ``lengths[i]`` tokens of each row, one row after the other."""
+    """The first ``lengths[i]`` tokens of each row, rows back to back."""
     pairs = zip(rows.tolist(), lengths.tolist(), strict=True)
     return np.concatenate([history.token_ids[row, :length] for row, length in pairs]).astype(np.int64)
 
 
 def _sum_of_equals(values: FloatArray, keys: LongArray, num_keys: int, like: torch.Tensor) -> torch.Tensor:
-    """For each value the sum of those with the same key, where ``like`` lies."""
+    """For each value, the sum of all values with the same key, on the device of ``like``."""
     index = upload(keys, like.device)
     sums = torch.zeros(num_keys, device=like.device).scatter_add_(0, index, upload(values, like.device))
     return sums.index_select(0, index)

@@ -1,4 +1,4 @@
-"""What a logits processor is, and what processors share."""
+"""The interface of logits processors, and what they share."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from engine.device.copies import upload
 from engine.sampling.token_history import TokenHistory
 
 LOWEST: Final = -1e28
-"""Stands for logits of minus infinity and for NaN: below everything that a model computes."""
+"""Replaces logits of minus infinity or NaN: below any logit that a model computes."""
 
 BAD_WORD: Final = -1e29
-"""The end of a bad word: drawn only if nothing else may be."""
+"""Logit of the last token of a bad word: below LOWEST, so drawn only if no better token is possible."""
 
 TOO_EARLY: Final = -1e30
-"""A token that would end the output before ``min_tokens``: drawn only if nothing but it and bad words may be."""
+"""Logit of a token that would end the output before ``min_tokens``: below BAD_WORD, so even bad words go first."""
 
 NEVER: Final = 0
 FOREVER: Final = np.iinfo(np.int32).max
@@ -30,39 +30,39 @@ T = TypeVar("T")
 
 
 class LogitsProcessor(Protocol):
-    """Changes logits before a token is chosen, for the rows whose requests ask for it.
+    """Changes the logits of rows whose requests ask for it, before a token is chosen.
 
-    What it does to a row may depend on the row's parameters, its position and its tokens, never on other rows.
+    The change may depend on the row's parameters, position and tokens, never on other rows.
     """
 
     def set(self, row: int, sampling: SamplingParams, *, num_prompt_tokens: int) -> int:
-        """Store what the new request in a row asks for; what the row's last request asked for is forgotten.
+        """Store what the new request in a row asks for, in place of the last request's settings.
 
         Returns:
-            The position from which on the row is left alone: ``NEVER`` if it is not concerned at all, ``FOREVER`` if
-            it always is. A row that no processor changes takes the most likely token without a copy of its logits.
+            The first position at which the row is no longer changed: ``NEVER`` if the processor never changes it,
+            ``FOREVER`` if it always does. A row that no processor changes is argmaxed without a copy of its logits.
         """
 
     def reads_history(self, row: int) -> bool:
-        """True when what ``apply`` does depends on the tokens that the row holds, its newest one included."""
+        """True if ``apply`` depends on the row's tokens, the newest one included."""
 
     def apply(self, logits: torch.Tensor, rows: IntArray, positions: IntArray, history: TokenHistory) -> None:
-        """Change, in place, the logits of the rows that are concerned.
+        """Change the logits of the rows that ask for it, in place.
 
-        logits: [num_rows, vocab_size] float32, without NaN; rows: [num_rows], a row may stand there several times;
-        positions: [num_rows] where each new token will stand, which is how many tokens the row holds before it.
+        logits: [num_rows, vocab_size] float32, without NaN; rows: [num_rows], may contain a row several times;
+            positions: [num_rows] position of each new token, which equals the number of tokens before it.
         """
 
 
 class PerBatch(Generic[T]):
-    """What a batch of rows needs, put together again only when its rows change: most steps have those of the last."""
+    """Data derived from a batch's rows, cached until the rows change: most steps have the same rows as the last one."""
 
     def __init__(self, make: Callable[[IntArray, int, torch.device], T]) -> None:
         self._make = make
         self._last: tuple[bytes, T] | None = None
 
     def forget(self) -> None:
-        """To be called when a row's parameters changed."""
+        """Call this when a row's parameters have changed."""
         self._last = None
 
     def of(self, rows: IntArray, logits: torch.Tensor) -> T:
@@ -74,6 +74,6 @@ class PerBatch(Generic[T]):
 
 
 def index_of(pairs: list[tuple[int, int]], device: torch.device) -> Index:
-    """Pairs of (row of the batch, token id) as an index into logits."""
+    """(Batch row, token id) pairs as an index into logits."""
     table = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     return upload(table[0].copy(), device), upload(table[1].copy(), device)

@@ -1,4 +1,4 @@
-"""Which logits processors there are, in the order in which they change the logits."""
+"""All logits processors, in the order in which they change the logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.sampling.processors.penalties import Penalties
 from engine.sampling.processors.processor import LogitsProcessor
 
 ProcessorFactory = Callable[[int], LogitsProcessor]
-"""Builds a processor for that many rows."""
+"""Builds a processor for a number of rows."""
 
 PROCESSORS: Final[tuple[ProcessorFactory, ...]] = (
     LogitBias,
@@ -22,5 +22,5 @@ PROCESSORS: Final[tuple[ProcessorFactory, ...]] = (
     MinTokens,
     AllowedTokens,
 )
-"""Masks come after sums and products, and what is impossible comes last. Behind
-them all come grammars, which change no logits: they say which of them count (``GrammarRows``)."""
+"""Masks come after additions and factors, and hard exclusions come last. Grammars follow after all of them: they do not
+change logits, but restrict which logits count (``GrammarRows``)."""
