@@ -1,4 +1,4 @@
-"""The model that is served when none is named."""
+"""The default model, for when none is named."""
 
 from __future__ import annotations
 

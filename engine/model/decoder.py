@@ -1,4 +1,4 @@
-"""A decoder, its MLPs plain or mixtures: that of most architectures, which differ in what ``ModelConfig`` says."""
+"""The decoder of most architectures, with plain MLPs or mixtures. They differ only in their ``ModelConfig``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from engine.model.step_context import StepContext
 
 
 class DecoderLayer:
-    """Attention and an MLP or a mixture of experts, each joined to the residual stream as the architecture has it."""
+    """Attention and an MLP or mixture of experts, each connected to the residual stream as the architecture says."""
 
     def __init__(
         self, config: ModelConfig, *, index: int, dtype: torch.dtype, device: torch.device, fused_ops: FusedOps | None
@@ -45,7 +45,7 @@ class DecoderLayer:
         self.mlp = _feed_forward(config, index, dtype=dtype, device=device, fused_ops=fused_ops)
 
     def targets(self) -> dict[str, torch.Tensor]:
-        """Where each of this layer's tensors of a checkpoint goes."""
+        """The destination of each of this layer's tensors in a checkpoint."""
         names = self.names
         places = {**self.mlp.targets(), **self.attention.targets()}
         norms: dict[str | None, Norm | None] = {
@@ -60,7 +60,7 @@ class DecoderLayer:
         return {f"{names.layers}.{self.index}.{name}": place for name, place in places.items()}
 
     def pack(self) -> None:
-        """Hand the layer's matrices to the matrix library."""
+        """Let the matrix library repack the layer's matrices."""
         self.attention.pack()
         self.mlp.pack()
 
@@ -69,8 +69,8 @@ class DecoderLayer:
     ) -> torch.Tensor:
         """One layer over the tokens of a step.
 
-        hidden: [num_tokens, hidden_size] the residual stream; ``delta``, what the layer before adds to it, and the
-        attention's result are added in place.
+        hidden: [num_tokens, hidden_size] the residual stream. ``delta``, the previous layer's result, and the
+            attention's result are added to it in place.
 
         Returns:
             What this layer's MLP adds to the residual stream.
@@ -118,11 +118,11 @@ def _feed_forward(
 
 
 class Decoder:
-    """Token ids and a paged cache in, hidden states and logits out. An architecture whose layers compute something else
-    has a subclass, with its own ``layer_class`` (``registry.ARCHITECTURES``).
+    """Turns token ids and a paged cache into hidden states and logits. An architecture with other layers has a subclass
+    with its own ``layer_class`` (``registry.ARCHITECTURES``).
 
-    ``has_own_head``: the checkpoint stores a head although config.json calls it tied; what is stored counts.
-    ``fused_ops``: generated kernels to use between the matrix products, if there are any.
+    ``has_own_head``: the checkpoint stores a head although config.json calls it tied; the stored one is used.
+    ``fused_ops``: generated kernels to use between the matrix products, if any.
     """
 
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
@@ -162,7 +162,7 @@ class Decoder:
         ]
 
     def targets(self) -> dict[str, torch.Tensor]:
-        """Where each tensor of a checkpoint goes, by its name there."""
+        """The destination of each tensor of a checkpoint, by its name there."""
         names = self.config.names
         places = {f"{names.embedding}.weight": self.embedding.weight, **self.norm.targets(names.norm)}
         if self.positions is not None:
@@ -173,7 +173,7 @@ class Decoder:
         return places
 
     def finish_loading(self) -> None:
-        """Hand the loaded matrices to the matrix library."""
+        """Let the matrix library repack the loaded matrices."""
         for layer in self.layers:
             layer.pack()
         self.lm_head.pack()
@@ -192,11 +192,11 @@ class Decoder:
         return hidden if delta is None else hidden.add_(delta, alpha=self.config.residual_scale)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores of every token of the vocabulary, [num_rows, vocab_size], for rows of ``forward``'s result."""
+        """Logits over the vocabulary, [num_rows, vocab_size], for rows of ``forward``'s result."""
         return self.lm_head(self.norm.add_and_normalize(hidden, None))
 
 
 def decoder_class(config: ModelConfig) -> type[Decoder]:
-    """The model of a checkpoint's architecture."""
+    """The model class for a checkpoint's architecture."""
     model: type[Decoder] = getattr(architecture_module(config.architecture), "Model", Decoder)
     return model

@@ -1,8 +1,8 @@
-"""Multi-head latent attention: what is cached of a token is one narrow vector, which all heads share.
+"""Multi-head latent attention: the cache holds one narrow vector a token, which all heads share.
 
-A head's keys are products of the cached vectors with a matrix of its own. Instead, its query is multiplied with that
-matrix, transposed, so that attention reads nothing but what is cached; and the weighted sum of cached vectors becomes
-that of the head's values by one more product. Source: DeepSeek-AI, DeepSeek-V2, 2024.
+By definition, a head's keys are the cached vectors times a matrix of the head. Here the query is multiplied with the
+transposed matrix instead, so that attention reads only cached vectors. One more product turns the weighted sum of
+cached vectors into the head's values. Source: DeepSeek-AI, DeepSeek-V2, 2024.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from engine.model.self_attention import attention_layer
 from engine.model.step_context import StepContext
 
 LEAST_TOKENS = 4
-"""Fewer are summed up in another order than these among others: 1 on Intel's CPUs, up to 3 on AMD's."""
+"""Products of fewer tokens are summed in another order than larger ones: 1 token on Intel CPUs, up to 3 on AMD."""
 
 NORM = NormSpec(eps=1e-6)
-"""Of narrow vectors; config.json states that of other norms only."""
+"""The norm of narrow vectors; config.json only states the epsilon of other norms."""
 
 QUERY = "self_attn.q_proj"
 QUERY_INTO, QUERY_NORM, QUERY_OUT = "self_attn.q_a_proj", "self_attn.q_a_layernorm", "self_attn.q_b_proj"
@@ -44,7 +44,7 @@ class HeadProducts:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[num_tokens, num_heads, in_size] to [num_tokens, num_heads, out_size], which may be a view.
 
-        A few tokens are computed as ``LEAST_TOKENS``, so that each has the bits that it has among others.
+        Fewer tokens are padded to ``LEAST_TOKENS``, so that each gets the same bits as in a larger batch.
         """
         num_tokens = len(x)
         if 0 < num_tokens < LEAST_TOKENS and x.device.type == "cpu":
@@ -89,7 +89,7 @@ class LatentAttention:
         places.update(self._o.targets((self._names.o,)))
         if self._query_norm is None or self._query_out is None:
             places.update(self._into.targets((QUERY, LATENT_INTO)))
-            bias = places.pop(f"{QUERY}.bias", None)  # it has none
+            bias = places.pop(f"{QUERY}.bias", None)  # queries have no bias
             if bias is not None:
                 bias.zero_()
             return places
@@ -112,7 +112,7 @@ class LatentAttention:
                 linear.pack()
 
     def _part_pairs(self) -> None:
-        """Order the rotated numbers of queries and keys as ``rotate_halves`` has them: first all first coordinates."""
+        """Reorder the rotated numbers of queries and keys for ``rotate_halves``: all first coordinates come first."""
         size = self._latent.rotated_size
         query = self._into.weight[: self._into.out_sizes[0]] if self._query_out is None else self._query_out.weight
         parts = [query.view(self._num_heads, -1, query.shape[1])[:, -size:], self._into.weight[None, -size:]]

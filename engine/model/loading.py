@@ -1,4 +1,4 @@
-"""A checkpoint's model, loaded: computed natively, or by its own code in transformers."""
+"""Loads a checkpoint's model: computed natively, or by its own code in transformers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from engine.model.weights.checkpoint import ProgressCallback, has_tensor, load_w
 
 
 class LoadedModel(Protocol):
-    """Token ids and a paged cache in, hidden states and logits out."""
+    """Turns token ids and a paged cache into hidden states and logits."""
 
     def forward(self, input_ids: torch.Tensor, context: StepContext) -> torch.Tensor:
         """Run the layers: token ids, [num_tokens], to hidden states."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores of every token of the vocabulary, [num_rows, vocab_size], for rows of ``forward``'s result."""
+        """Logits over the vocabulary, [num_rows, vocab_size], for rows of ``forward``'s result."""
 
 
 def load_model(
@@ -37,7 +37,7 @@ def load_model(
     compile_elementwise: Switch = False,
     progress: ProgressCallback | None = None,
 ) -> LoadedModel:
-    """The model of a checkpoint whose shape was read by ``load_model_config``, with its weights.
+    """The model of a checkpoint, with its weights. ``shape`` comes from ``load_model_config``.
 
     Raises:
         CheckpointError: The weights do not fit.

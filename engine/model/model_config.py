@@ -1,4 +1,4 @@
-"""A model's shape, and how its numbers are read from config.json. Free of torch."""
+"""A model's shape, and how it is read from config.json. Does not import torch."""
 
 from __future__ import annotations
 
@@ -27,28 +27,27 @@ SUPPORTED_ACTIVATIONS = {
     "gelu_new": Activation.GELU_TANH,
     "gelu_fast": Activation.GELU_TANH,
 }
-"""By the names of transformers, which has several for one function."""
+"""By transformers' names, some of which mean the same function."""
 
 SUPPORTED_DTYPES = ("float32", "bfloat16", "float16")
 
 DEFAULT_SLIDING_WINDOW = 4096
-"""Of Mistral and Qwen in transformers, where config.json says nothing of it."""
+"""Default of Mistral and Qwen in transformers, if config.json states none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(ModelShape):
-    """What distinguishes one decoder-only transformer from another.
+    """The properties in which decoder-only transformers differ.
 
-    norm: those between its layers, and of queries and keys where ``qk_norm`` is.
-    has_gated_mlp: one half of the MLP's first product is what the other half, bent by ``activation``, is multiplied
-        with.
-    latent: how keys and values are made from narrow vectors; None: they are not. Otherwise ``num_kv_heads`` is 1, and
-        ``head_dim`` the width of what is cached, to which queries are brought.
+    norm: the norm between layers, and of queries and keys if the model has ``qk_norm``.
+    has_gated_mlp: the MLP's first product has two halves; the activation of one is multiplied with the other.
+    latent: how keys and values are computed from narrow vectors; None: they are not. With latents ``num_kv_heads`` is
+        1, and ``head_dim`` is the width of the cached vector, to which queries are projected.
     num_draft_layers: layers behind the last one that only draft tokens; they are not loaded.
-    experts: those of each layer, None for one with a plain MLP; empty where no layer has any.
-    num_learned_positions: positions that have a learnt vector, which is added to the token's; 0: none have.
-    embedding_scale, residual_scale, logit_scale: what embeddings, what each part of a layer adds to the residual
-        stream, and logits are multiplied with. logit_softcap: logits ``x`` become ``cap * tanh(x / cap)``.
+    experts: for each layer its experts, or None for a plain MLP; empty if no layer has experts.
+    num_learned_positions: positions with a learnt vector, which is added to the token's; 0: none.
+    embedding_scale, residual_scale, logit_scale: factors of embeddings, of what each part of a layer adds to the
+        residual stream, and of logits. logit_softcap: logits ``x`` become ``cap * tanh(x / cap)``.
     """
 
     intermediate_size: int
@@ -72,33 +71,33 @@ class ModelConfig(ModelShape):
 
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
-        """The rotary embeddings of its layers, each once; None for layers without."""
+        """The distinct rotary embeddings of its layers; None stands for layers without one."""
         return tuple(dict.fromkeys(spec.rope for spec in self.attention))
 
     @property
     def num_kv_parts(self) -> int:
-        """What is cached of a token in each layer: see ``KVLayout``."""
+        """Parts of a token that each layer caches: see ``KVLayout``."""
         return KEYS_AND_VALUES if self.latent is None else LATENTS
 
     @property
     def rope_dim(self) -> int:
-        """Numbers of a head that a rotary embedding is made for."""
+        """Size of a head as its rotary embedding sees it."""
         return self.head_dim if self.latent is None else self.latent.rotated_size
 
     @property
     def ignored_tensors(self) -> tuple[str, ...]:
-        """How the names of a checkpoint's tensors begin that are not loaded."""
+        """Name prefixes of a checkpoint's tensors that are not loaded."""
         ends = range(self.num_layers, self.num_layers + self.num_draft_layers)
         return tuple(f"{self.names.layers}.{layer}." for layer in ends)
 
     @property
     def fused_spec(self) -> FusedSpec:
-        """What lies between its matrix products."""
+        """What fused kernels between its matrix products need to know."""
         return FusedSpec(norm=self.norm, residual_scale=self.residual_scale, activation=self.activation)
 
     @property
     def mlp_size(self) -> int:
-        """Numbers that the widest MLP or mixture holds of one token at a time, beside what comes in and goes out."""
+        """Numbers that the widest MLP or mixture holds for one token at a time, besides its input and output."""
         has_plain = None in self.experts or not self.experts
         plain = (1 + self.has_gated_mlp) * self.intermediate_size if has_plain else 0
         mixed = (
@@ -142,11 +141,11 @@ def read_decoder_config(
     may_be_partial: bool = False,
     is_tied: bool = False,
 ) -> ModelConfig:
-    """Check what the config.json of a decoder says, and put it together with what its architecture's file knows.
+    """Check a decoder's config.json, and combine it with what the architecture's file knows.
 
-    head_dim, eps, default_activation, is_tied: the architecture's defaults where config.json states none; a head_dim of
-        None for hidden_size / num_attention_heads.
-    activation_key: what the activation is called there. may_be_partial: heads may be rotated in part.
+    head_dim, eps, default_activation, is_tied: the architecture's defaults if config.json states none; a head_dim of
+        None stands for hidden_size / num_attention_heads.
+    activation_key: the activation's key there. may_be_partial: heads may be partly rotated.
 
     Raises:
         CheckpointError: Something is missing, contradictory, or of a kind that is not supported; the message lists
@@ -184,7 +183,7 @@ def read_decoder_config(
 
 
 def _read_heads(raw: Mapping[str, Any], default_head_dim: int | None) -> tuple[int, int, int]:
-    """Heads of queries, heads of keys, and the size of each."""
+    """Number of query heads, number of key heads, and the size of a head."""
     num_heads = positive(raw, "num_attention_heads")
     num_kv_heads = positive(raw, "num_key_value_heads", default=num_heads)
     if num_heads % num_kv_heads:
@@ -216,10 +215,10 @@ def read_experts(
     clamp: GateClamp | None = None,
     is_mxfp4: bool = False,
 ) -> ExpertsSpec:
-    """What an architecture's file knows of a layer's experts. ``num_active``: where config.json does not say.
+    """A layer's experts, from an architecture's file. ``num_active``: default if config.json does not say.
 
     Raises:
-        CheckpointError: A token would go through more of them than there are.
+        CheckpointError: A token would go through more experts than there are.
     """
     num_active = positive(raw, "num_experts_per_tok", default=num_active)
     if num_active > num_experts:
@@ -241,26 +240,26 @@ def full_attention(raw: Mapping[str, Any]) -> Windows:
 
 
 def same_window(raw: Mapping[str, Any]) -> Windows:
-    """Every layer has the window that ``sliding_window`` states; null is none."""
+    """Every layer has the window that ``sliding_window`` states; null means none."""
     window = sliding_window(raw)
     return (window,) * positive(raw, "num_hidden_layers")
 
 
 def optional_window(raw: Mapping[str, Any]) -> Windows:
-    """Every layer has the window that ``sliding_window`` states; none, where it is null or missing."""
+    """Every layer has the window that ``sliding_window`` states; none if it is null or missing."""
     window = None if raw.get("sliding_window") is None else positive(raw, "sliding_window")
     return (window,) * positive(raw, "num_hidden_layers")
 
 
 def sliding_window(raw: Mapping[str, Any]) -> int | None:
-    """What transformers takes where the key is missing is not what null says."""
+    """The stated window. null means none, but a missing key means transformers' default."""
     if "sliding_window" in raw and raw["sliding_window"] is None:
         return None
     return positive(raw, "sliding_window", default=DEFAULT_SLIDING_WINDOW)
 
 
 def windows_of_layers(raw: Mapping[str, Any]) -> Windows:
-    """Layers named by ``layer_types`` or ``max_window_layers`` have the window, if ``use_sliding_window`` is on."""
+    """If ``use_sliding_window`` is on, layers selected by ``layer_types`` or ``max_window_layers`` have the window."""
     num_layers, window = positive(raw, "num_hidden_layers"), sliding_window(raw)
     if window is None or not raw.get("use_sliding_window", False):
         return full_attention(raw)
@@ -272,7 +271,7 @@ def windows_of_layers(raw: Mapping[str, Any]) -> Windows:
 
 
 def windows_by_type(layer_types: Sequence[str], *, num_layers: int, window: int | None) -> Windows:
-    """The window of each layer by what ``layer_types`` calls it.
+    """The window of each layer, by its entry in ``layer_types``.
 
     Raises:
         CheckpointError: An unknown type, or not one for each layer.
@@ -287,7 +286,7 @@ def windows_by_type(layer_types: Sequence[str], *, num_layers: int, window: int 
 
 
 def positive(raw: Mapping[str, Any], key: str, *, default: int | None = None) -> int:
-    """A number of config.json.
+    """A positive integer from config.json.
 
     Raises:
         CheckpointError: It is missing and has no default, or is no positive integer.
@@ -303,7 +302,7 @@ def positive(raw: Mapping[str, Any], key: str, *, default: int | None = None) ->
 
 
 def positive_number(raw: Mapping[str, Any], key: str, *, default: float | None = None) -> float:
-    """A number of config.json that need not be whole.
+    """A positive number from config.json, not necessarily whole.
 
     Raises:
         CheckpointError: It is missing and has no default, or is no positive number.
@@ -319,7 +318,7 @@ def positive_number(raw: Mapping[str, Any], key: str, *, default: float | None =
 
 
 def read_cpu_dtype(raw: Mapping[str, Any]) -> str:
-    """What a checkpoint asks to run in on a CPU.
+    """The dtype that a checkpoint wants to be computed in on a CPU.
 
     Raises:
         CheckpointError: Not one of ``SUPPORTED_DTYPES``.
@@ -328,12 +327,12 @@ def read_cpu_dtype(raw: Mapping[str, Any]) -> str:
 
 
 def names_dtype(raw: Mapping[str, Any]) -> bool:
-    """True when a config.json says what precision the weights have."""
+    """True if a config.json states the dtype of the weights."""
     return bool(raw.get("dtype") or raw.get("torch_dtype"))
 
 
 def read_dtype(raw: Mapping[str, Any]) -> str:
-    """The precision of a checkpoint's weights.
+    """The dtype of a checkpoint's weights.
 
     Raises:
         CheckpointError: Not one of ``SUPPORTED_DTYPES``.
@@ -346,7 +345,7 @@ def read_dtype(raw: Mapping[str, Any]) -> str:
 
 
 def _max_model_len(rope: RopeConfig, max_position_embeddings: int) -> int:
-    """Linear scaling multiplies the stated length; yarn multiplies the original one; llama3 states the result."""
+    """Linear scaling multiplies the stated length, yarn multiplies the original length, llama3 states the result."""
     if rope.rope_type is RopeType.LINEAR:
         return int(max_position_embeddings * rope.factor)
     if rope.rope_type is RopeType.YARN:

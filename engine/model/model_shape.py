@@ -1,4 +1,4 @@
-"""What an engine needs to know of a model, whoever computes it. Free of torch."""
+"""What an engine must know of a model, whichever code computes it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kv_transfer.layout import KEYS_AND_VALUES, KVCacheGroup, group_layers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape(ABC):
-    """Sizes of a decoder-only transformer, and how its layers attend: what caches, plans and backends go by.
+    """Sizes of a decoder-only transformer, and how its layers attend. Caches, plans and backends are built from it.
 
     attention: how each layer attends.
     dtype: the checkpoint's, one of ``SUPPORTED_DTYPES``.
-    cpu_dtype: what the checkpoint asks to run in on a CPU, by the key ``baton_cpu_dtype``. In 16 bits the matrix
-        library's rounding depends on how many requests share a step, so that near-ties can fall either way; a model
-        small enough to afford it asks for float32.
+    cpu_dtype: the dtype that the checkpoint asks for on a CPU, by the key ``baton_cpu_dtype``. In 16 bits, the matrix
+        library's rounding depends on the number of requests in a step, so near-ties may be decided either way. A model
+        that is small enough avoids that by asking for float32.
     max_model_len: the longest sequence the rotary embedding was made for.
     """
 
@@ -37,11 +37,11 @@ class ModelShape(ABC):
     @property
     @abstractmethod
     def mlp_size(self) -> int:
-        """Numbers that the widest MLP or mixture holds of one token at a time, beside what comes in and goes out."""
+        """Numbers that the widest MLP or mixture holds for one token at a time, besides its input and output."""
 
     @property
     def gpu_dtype(self) -> str:
-        """What ``dtype: auto`` is on a GPU, which computes in 16 bits only: as with vLLM, bfloat16 for float32."""
+        """The meaning of ``dtype: auto`` on a GPU, which only computes in 16 bits: as in vLLM, bfloat16 for float32."""
         return "bfloat16" if self.dtype == "float32" else self.dtype
 
     @property
@@ -51,22 +51,22 @@ class ModelShape(ABC):
 
     @property
     def num_kv_parts(self) -> int:
-        """What is cached of a token in each layer: see ``KVLayout``."""
+        """Parts of a token that each layer caches: see ``KVLayout``."""
         return KEYS_AND_VALUES
 
     @property
     def ignored_tensors(self) -> tuple[str, ...]:
-        """How the names of a checkpoint's tensors begin that are not loaded."""
+        """Name prefixes of a checkpoint's tensors that are not loaded."""
         return ()
 
     @property
     def kv_cache_groups(self) -> tuple[KVCacheGroup, ...]:
-        """Its layers by whose KV shares blocks. A window that no sequence outgrows is none."""
+        """Its layers, grouped by whose KV shares blocks. A window that no sequence can exceed counts as none."""
         windows = [spec.window for spec in self.attention]
         return group_layers([None if window is None or window >= self.max_model_len else window for window in windows])
 
     def for_length(self, max_model_len: int) -> Self:
-        """The same in an engine whose sequences are no longer than that (``RopeConfig.for_length``)."""
+        """The shape for an engine with sequences up to this length (``RopeConfig.for_length``)."""
         specs = (
             spec if spec.rope is None else dataclasses.replace(spec, rope=spec.rope.for_length(max_model_len))
             for spec in self.attention

@@ -1,4 +1,4 @@
-"""Which architectures can be loaded, and a checkpoint's shape by the one that it names. Free of torch."""
+"""The architectures that can be loaded, and how a checkpoint's shape is read. Does not import torch."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ ARCHITECTURES: Final = {
     "SmolLM3ForCausalLM": "smollm3",
     "Starcoder2ForCausalLM": "starcoder2",
 }
-"""What ``architectures`` in config.json may name, and the file in ``architectures/`` that knows it.
+"""The values of ``architectures`` in config.json, each with the file in ``architectures/`` that reads it.
 
-Such a file has ``read_config``, which turns the content of config.json into a ``ModelConfig`` or raises CheckpointError
-for what it cannot serve; and, where the model is no plain ``Decoder``, a subclass of that by the name ``Model``. The
-first line of its docstring is ``<family>: <what it is>``; ``CPU_ONLY``, if it has one, is what GPUs lack for its usual
-checkpoints.
+Such a file has ``read_config``. It turns the content of config.json into a ``ModelConfig``, or raises CheckpointError
+for what it cannot serve. If the model is no plain ``Decoder``, the file also has a subclass of it called ``Model``. The
+first line of the file's docstring is ``<family>: <what it is>``. ``CPU_ONLY``, if present, says what GPUs lack for the
+usual checkpoints.
 """
 
 
@@ -50,7 +50,7 @@ ANY_CODE: Final = ModelCode()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchitectureFacts:
-    """What is told of an architecture that can be loaded. cpu_only: what GPUs lack for it; None: it runs on both."""
+    """What is reported about a loadable architecture. cpu_only: what GPUs lack for it; None: it runs on both."""
 
     name: str
     family: str
@@ -59,7 +59,7 @@ class ArchitectureFacts:
 
 
 def architectures() -> list[ArchitectureFacts]:
-    """All that can be loaded, by family."""
+    """All loadable architectures, by family."""
     facts = []
     for name in ARCHITECTURES:
         module = architecture_module(name)
@@ -76,9 +76,9 @@ def architectures() -> list[ArchitectureFacts]:
 
 
 def load_model_config(path: Path, code: ModelCode = ANY_CODE) -> ModelShape:
-    """Read and check the shape of a checkpoint, as the code that is to compute it sees it.
+    """Read and check the shape of a checkpoint, as seen by the code that will compute it.
 
-    Its precision is that of its weights where config.json names none.
+    If config.json names no dtype, that of the weights is taken.
 
     Raises:
         CheckpointError: Not a checkpoint, or one of a kind that is not supported; the message lists what is.
@@ -97,7 +97,7 @@ def load_model_config(path: Path, code: ModelCode = ANY_CODE) -> ModelShape:
 
 
 def is_native(raw: Mapping[str, Any]) -> bool:
-    """True when config.json names an architecture that Baton computes itself."""
+    """True if config.json names an architecture that Baton computes itself."""
     return any(name in ARCHITECTURES for name in raw.get("architectures") or [])
 
 
@@ -135,5 +135,5 @@ def _unknown(raw: Mapping[str, Any]) -> str:
 
 
 def architecture_module(name: str) -> ModuleType:
-    """The file of an architecture. Imported when it is asked for: one with a model of its own loads torch."""
+    """The file of an architecture, imported on demand, since files with a ``Model`` load torch."""
     return import_module(f"engine.model.architectures.{ARCHITECTURES[name]}")

@@ -1,4 +1,4 @@
-"""Attention of a decoder layer between two products: one into queries, keys and values, one out of the heads."""
+"""Attention of a decoder layer between two products: into queries, keys and values, and out of the heads."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Attention(Protocol):
     """The part of a decoder layer in which tokens see each other."""
 
     def targets(self) -> dict[str, torch.Tensor]:
-        """Where the tensors of a checkpoint go, by their names within the layer."""
+        """The destinations of a checkpoint's tensors, by name within the layer."""
 
     def pack(self) -> None:
-        """Hand the loaded matrices to the matrix library."""
+        """Let the matrix library repack the loaded matrices."""
 
     def __call__(self, read: torch.Tensor, rotations: Sequence[Rotations], context: StepContext) -> torch.Tensor:
-        """[num_tokens, hidden_size] to as much; ``rotations`` are those of ``ModelConfig.ropes``."""
+        """[num_tokens, hidden_size] to the same shape; ``rotations`` match ``ModelConfig.ropes``."""
 
 
 class SelfAttention:
@@ -86,7 +86,7 @@ class SelfAttention:
 def _query_key_norms(
     config: ModelConfig, kind: QueryKeyNorm, dtype: torch.dtype, device: torch.device
 ) -> tuple[RMSNorm, RMSNorm] | None:
-    """The norms of queries and keys, if the model has them and they are of this kind."""
+    """The norms of queries and keys, if the model has norms of this kind."""
     if config.qk_norm is not kind:
         return None
     is_head = kind is QueryKeyNorm.HEAD

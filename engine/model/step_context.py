@@ -1,4 +1,4 @@
-"""What a model is told of one step beside the tokens themselves."""
+"""What a model needs to know of a step, besides the tokens."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from engine.attention.backend import AttentionPlans
 
 
 class StepContext(NamedTuple):
-    """Everything that layers may need to know of a step; passed through ``forward`` as one argument.
+    """Everything that layers may need to know of a step, passed through ``forward`` as one argument.
 
-    What a further feature needs to know in every layer (which adapter a row uses, what an encoder produced) becomes a
-    member here, and layers that do not use it stay as they are.
+    A feature that every layer must know about (the adapter of a row, an encoder's output) becomes a new member here;
+    layers that do not use it stay unchanged.
 
-    positions: [num_tokens] where each token stands in its sequence, int64, on the model's device.
-    plans: how attention reaches the keys and values of the step, one plan for each KV cache group.
-    between_layers: to be called before each layer of a long step, where somebody wants to be.
+    positions: [num_tokens] position of each token in its sequence, int64, on the model's device.
+    plans: how attention reaches the step's keys and values, one plan for each KV cache group.
+    between_layers: called before each layer of a long step, if set.
     """
 
     positions: torch.Tensor

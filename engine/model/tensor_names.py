@@ -1,4 +1,4 @@
-"""Where a checkpoint keeps a decoder's tensors, and with that which norms its layers have. Free of torch."""
+"""The names of a decoder's tensors in a checkpoint, which imply its layers' norms. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from engine.layers.layer_spec import MLPNames
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorNames:
-    """Names without ``.weight`` and ``.bias``; those of a layer follow ``layers`` and its number.
+    """Names without ``.weight`` and ``.bias``; those within a layer follow ``layers`` and the layer's number.
 
-    qkv, mlp_in: the projections that are one product here, in their order; a single name where the checkpoint has them
-        fused as well.
-    before_attention, after_attention, before_mlp, after_mlp: norms of what a part of a layer reads from the residual
-        stream, and of what it adds to it; None: there is no such norm.
+    qkv, mlp_in: the projections that are one product here, in order; a single name if the checkpoint has them fused.
+    before_attention, after_attention, before_mlp, after_mlp: norms of a part's input from the residual stream, and of
+        its result; None: no such norm.
     is_transposed: matrices are stored as [in_size, out_size].
     """
 
@@ -37,9 +36,9 @@ class TensorNames:
 
     @property
     def mlp(self) -> MLPNames:
-        """Those of a plain MLP."""
+        """The names of a plain MLP's tensors."""
         return MLPNames(into=self.mlp_in, down=self.down, is_transposed=self.is_transposed)
 
 
 LLAMA_NAMES: Final = TensorNames()
-"""Of most architectures."""
+"""The names in most architectures."""

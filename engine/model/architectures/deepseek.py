@@ -66,7 +66,7 @@ def _read_v2(raw: Mapping[str, Any], name: str) -> ModelConfig:
 
 
 def _read_v3(raw: Mapping[str, Any], name: str) -> ModelConfig:
-    """V3 chooses experts by sigmoids, which are corrected for the choice alone; a group is worth its best two."""
+    """V3 scores experts by sigmoids, with a correction for the choice only. A group's score sums its best two."""
     _only(raw, "topk_method", "noaux_tc")
     _only(raw, "scoring_func", "sigmoid")
     router = GroupedRouterSpec(
@@ -99,9 +99,9 @@ def _read_decoder(
     num_plain: int,
     mlp_bias: bool = False,
 ) -> ModelConfig:
-    """What V2 and V3 have in common.
+    """The parts of the configuration that V2 and V3 share.
 
-    num_plain: the first layers without experts, of checkpoints that say nothing of it.
+    num_plain: the number of first layers without experts, for checkpoints that do not say.
     """
     _refuse_quantized(raw)
     has_bias = bool(raw.get("attention_bias", False))
@@ -117,7 +117,7 @@ def _read_decoder(
     if latent.rotated_size % 2:
         raise CheckpointError(f"config.json: qk_rope_head_dim {latent.rotated_size} is odd")
     windows = full_attention(raw)
-    # In attention there is one head of keys: what is cached.
+    # Attention sees a single key head: the cached vector.
     as_cached = {**raw, "num_key_value_heads": 1, "head_dim": latent.rank + latent.rank % 2}
     config = read_decoder_config(as_cached, architecture=name, windows=windows, o_bias=has_bias, mlp_bias=mlp_bias)
     _only(raw, "moe_layer_freq", 1)
@@ -133,7 +133,7 @@ def _read_decoder(
 
 
 def _attention(spec: AttentionSpec, latent: LatentSpec) -> AttentionSpec:
-    """Yarn's factor on vectors is applied to all of a head, not to its rotated part alone."""
+    """Yarn's factor on vectors applies to a whole head, not only to its rotated part."""
     scale, rope = latent.head_size**-0.5, spec.rope
     if rope is not None and rope.rope_type is not RopeType.DEFAULT and rope.mscale_all_dim:
         scale *= yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2
@@ -167,7 +167,7 @@ def _experts(raw: Mapping[str, Any], router: GroupedRouterSpec, *, is_normalized
 
 
 def _refuse_quantized(raw: Mapping[str, Any]) -> None:
-    """The usual checkpoints of V3 are in eight bits."""
+    """Refuse FP8 weights, the format of most V3 checkpoints."""
     method = (raw.get("quantization_config") or {}).get("quant_method")
     if method == "fp8":
         raise CheckpointError(
@@ -177,7 +177,7 @@ def _refuse_quantized(raw: Mapping[str, Any]) -> None:
 
 
 def _only(raw: Mapping[str, Any], key: str, *known: object) -> None:
-    """Refuse what a key of config.json says, unless it is missing, null, or known.
+    """Refuse the value of a key in config.json, unless it is missing, null, or in ``known``.
 
     Raises:
         CheckpointError: Names the key, its value, and what is supported.

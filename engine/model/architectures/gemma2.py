@@ -43,10 +43,10 @@ def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
 
 
 def read_gemma_config(raw: Mapping[str, Any], *, architecture: str, period: int, qk_norm: QueryKeyNorm) -> ModelConfig:
-    """What Gemma 2 and 3 share. Where ``layer_types`` is missing, every ``period``-th layer has no window.
+    """What Gemma 2 and 3 share. If ``layer_types`` is missing, every ``period``-th layer has no window.
 
     Raises:
-        CheckpointError: As ``read_decoder_config``, and where tokens see those behind them.
+        CheckpointError: As ``read_decoder_config``, and if attention is bidirectional.
     """
     if raw.get("use_bidirectional_attention"):
         raise CheckpointError(
@@ -81,7 +81,7 @@ def read_gemma_config(raw: Mapping[str, Any], *, architecture: str, period: int,
 
 
 def read_cap(raw: Mapping[str, Any], key: str, *, default: float | None) -> float | None:
-    """A cap of config.json; null is none, which is not what a missing key says."""
+    """A softcap from config.json. null means no cap; a missing key means ``default``."""
     if key in raw and raw[key] is None:
         return None
     return default if key not in raw else positive_number(raw, key)

@@ -42,13 +42,13 @@ def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
     return dataclasses.replace(
         config,
         attention=tuple(specs),
-        max_model_len=max_model_len,  # it is stated with the scaling in it
+        max_model_len=max_model_len,  # the stated length includes the scaling
         logit_softcap=read_cap(raw, "final_logit_softcapping", default=None),
     )
 
 
 def _rope_parameters(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Of layers that see everything and of those with a window: from one key for each, or from the older keys."""
+    """Rotations of layers with and without a window, from one key for each kind or from the older keys."""
     stated = raw.get("rope_parameters") or {}
     full = {"rope_theta": raw.get("rope_theta") or DEFAULT_THETA, **(raw.get("rope_scaling") or {})}
     windowed = {"rope_theta": raw.get("rope_local_base_freq") or DEFAULT_WINDOW_THETA}

@@ -28,7 +28,7 @@ NAMES: Final = TensorNames(
 
 
 def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
-    """See ``registry.ARCHITECTURES``. Its numbers have names of their own in config.json."""
+    """See ``registry.ARCHITECTURES``. GPT-2 has its own names for the keys of config.json."""
     if raw.get("add_cross_attention"):
         raise CheckpointError("config.json: add_cross_attention is not supported; serve a decoder without an encoder")
     width = positive(raw, "n_embd")

@@ -73,7 +73,7 @@ def _check_blocks(raw: Mapping[str, Any]) -> None:
 
 
 def _windows(raw: Mapping[str, Any]) -> Windows:
-    """Every other layer has one, from the first, where ``layer_types`` does not say which."""
+    """The windows of the layers; without ``layer_types``, every other layer has one, beginning with the first."""
     num_layers = positive(raw, "num_hidden_layers")
     window = sliding_window({"sliding_window": DEFAULT_SLIDING_WINDOW, **raw})
     alternating = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(num_layers)]

@@ -21,7 +21,7 @@ def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
 
 
 def _with_longrope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What older files of this architecture call yarn is longrope, as in transformers."""
+    """Older files of this architecture say yarn where they mean longrope; treated as in transformers."""
     for key in ("rope_scaling", "rope_parameters"):
         parameters = raw.get(key) or {}
         if (parameters.get("rope_type") or parameters.get("type")) == RopeType.YARN:

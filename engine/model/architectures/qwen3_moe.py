@@ -26,7 +26,7 @@ NAMES: Final = ExpertNames(
 
 
 def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
-    """See ``registry.ARCHITECTURES``. A window is one of all layers here, where Qwen3 has it in some."""
+    """See ``registry.ARCHITECTURES``. A window applies to all layers here; in Qwen3 only to some."""
     has_bias = bool(raw.get("attention_bias", False))
     windows = same_window(raw) if raw.get("use_sliding_window") else full_attention(raw)
     experts = read_experts(

@@ -41,7 +41,7 @@ def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
 
 
 def _rotated_layers(raw: Mapping[str, Any]) -> list[bool]:
-    """Which layers rotate: those with a 1 in ``no_rope_layers``, whose name says the opposite."""
+    """Which layers rotate: those with a 1 in ``no_rope_layers``, despite the key's name."""
     num_layers = positive(raw, "num_hidden_layers")
     listed = raw.get("no_rope_layers")
     if listed is None:
@@ -53,7 +53,7 @@ def _rotated_layers(raw: Mapping[str, Any]) -> list[bool]:
 
 
 def _windows(raw: Mapping[str, Any], is_rotated: list[bool]) -> Windows:
-    """Where windows are on, layers that do not rotate have one, or those that ``layer_types`` names."""
+    """If windows are on: the layers that do not rotate have one, or those that ``layer_types`` names."""
     if not raw.get("use_sliding_window", False) or raw.get("sliding_window") is None:
         return full_attention(raw)
     layer_types = raw.get("layer_types") or [

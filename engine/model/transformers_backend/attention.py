@@ -1,4 +1,4 @@
-"""What a model's own code calls for attention: paged attention over the step that is being computed."""
+"""The attention function that a model's own code calls: paged attention over the current step."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from engine.layers.attention_layer import AttentionLayer
 from engine.layers.rotary import Rotations, RotationTable
 
 IMPLEMENTATION: Final = "baton_paged"
-"""Its name in transformers. No mask is registered under it, so that models build none: what their masks would say was
-looked at before (``probe.py``) and is in each layer's ``AttentionSpec``."""
+"""Its name in transformers. No mask function is registered under it, so models build no masks. What their masks would
+say was found beforehand (``probe.py``) and is in each layer's ``AttentionSpec``."""
 
 
 @dataclass(slots=True)
 class CurrentStep:
-    """The step that a model computes. One for all layers of a model.
+    """The step that a model is computing; shared by all its layers.
 
-    rotations: by their table, for layers that do not take what the model's own code makes of positions.
+    rotations: by table, for layers that do not use the rotations of the model's own code.
     """
 
     plans: AttentionPlans = ()
@@ -33,7 +33,7 @@ class CurrentStep:
 
 @dataclass(frozen=True, slots=True)
 class PagedLayer:
-    """What an attention module of a model must know to attend."""
+    """What an attention module needs to attend."""
 
     step: CurrentStep
     layer: AttentionLayer
@@ -46,7 +46,7 @@ PAGED_LAYER: Final = "baton_paged_layer"
 def paged_attention(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, None]:
-    """Attend by the backend of the engine; an attention function as transformers calls it.
+    """Attend with the engine's backend. Has the signature of an attention function in transformers.
 
     query: [1, num_heads, num_tokens, head_dim], rotated; key, value: [1, num_kv_heads, num_tokens, head_dim].
 

@@ -1,4 +1,4 @@
-"""A checkpoint's shape as transformers' code for it shows it, and its model without weights."""
+"""A checkpoint's shape, found by running transformers' code for it on a model without weights."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from engine.model.transformers_backend.refusals import check_config, check_raw_c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersConfig(ModelShape):
-    """A model that transformers computes.
+    """The shape of a model that transformers computes.
 
-    inner_size: the width of its widest linear layer beside the head. version: of transformers.
+    inner_size: the width of its widest linear layer, the head aside. version: transformers' version.
     """
 
     inner_size: int
@@ -39,7 +39,7 @@ class TransformersConfig(ModelShape):
 
 
 def read_config(path: Path, *, trust_remote_code: bool) -> TransformersConfig:
-    """The shape of a checkpoint, by one pass through its model without numbers.
+    """The shape of a checkpoint, found by one pass through its model on the ``meta`` device.
 
     Raises:
         CheckpointError: Transformers does not know it, or paged attention cannot serve it; the message says why.
@@ -68,14 +68,14 @@ def read_config(path: Path, *, trust_remote_code: bool) -> TransformersConfig:
 
 
 def load_config(path: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
-    """What transformers makes of config.json, checked.
+    """config.json as parsed by transformers, and checked.
 
     Raises:
         CheckpointError: Not known to this version of transformers, or not supported.
     """
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
-    except Exception as error:  # of a checkpoint's own code, and of fields that contradict each other
+    except Exception as error:  # from a checkpoint's own code, or from fields that contradict each other
         raise CheckpointError(
             f"transformers {transformers.__version__} cannot read config.json: {_first_line(error)}"
         ) from error
@@ -110,7 +110,7 @@ def build_on_meta(path: Path, *, trust_remote_code: bool) -> PreTrainedModel:
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Refuse models that are no stack of attention behind a head.
+    """Refuse models that are not a stack of attention layers with a head.
 
     Raises:
         CheckpointError: Names the class, and what it is.
@@ -126,14 +126,14 @@ def check_model(model: PreTrainedModel) -> None:
 
 
 def _is_unknown_generator(name: str) -> bool:
-    """True for an architecture that generates text by its name, which only the checkpoint's own code has: what it is
-    shows in ``model_type``, as with ERNIE 4.5, whose class is called Ernie4_5_ForCausalLM there.
+    """True for an architecture that, by its name, generates text but is unknown to transformers. Then ``model_type``
+    says what it is: ERNIE 4.5's own code, for example, calls the class Ernie4_5_ForCausalLM.
     """
     return name.endswith(("ForCausalLM", "LMHeadModel")) and name not in dir(transformers)
 
 
 def check_layers(found: Probe, config: PreTrainedConfig) -> None:
-    """Refuse models whose layers do not all keep the same keys and values.
+    """Refuse models whose layers do not all cache keys and values of the same shape.
 
     Raises:
         CheckpointError: A layer has no attention, or heads of other sizes than others.

@@ -1,4 +1,4 @@
-"""What a model's own code calls for its experts: tokens grouped by them, and the products of Baton's own mixtures."""
+"""The experts function that a model's own code calls: tokens grouped by expert, and Baton's own products."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class PackedExperts:
 def grouped_experts(
     module: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, *_: Any, **__: Any
 ) -> torch.Tensor:
-    """Send tokens through their experts; an experts function as transformers calls it.
+    """Send tokens through their experts. Has the signature of an experts function in transformers.
 
-    hidden: [num_tokens, hidden_size]; chosen, weights: [num_tokens, num_active] experts, and what their results are
-    multiplied with. What comes out for a token does not depend on the others.
+    hidden: [num_tokens, hidden_size]; chosen, weights: [num_tokens, num_active] experts and the factors of their
+        results. A token's result does not depend on other tokens.
     """
     if hidden.device.type == "meta":
         return torch.empty_like(hidden)
@@ -54,7 +54,7 @@ def grouped_experts(
 
 
 def pack_all_experts(model: nn.Module) -> None:
-    """Hand the matrices of every module of experts to the matrix library; they are not readable afterwards."""
+    """Let the matrix library repack the matrices of all modules of experts; they are not readable afterwards."""
     for module in model.modules():
         if hasattr(module, "down_proj") and hasattr(module, "has_post_expert_norm"):
             into = "gate_up_proj" if module.has_gate else "up_proj"
@@ -62,7 +62,7 @@ def pack_all_experts(model: nn.Module) -> None:
 
 
 def _pack(module: Any, name: str) -> ExpertProducts:
-    """The products by one parameter of a module, [num_experts, out_size, in_size], or the last two exchanged."""
+    """The products with one parameter of a module, [num_experts, out_size, in_size], or with the last two swapped."""
     weight: torch.Tensor = getattr(module, name).data
     bias = getattr(module, f"{name}_bias").data if module.has_bias else None
     packed = pack_experts(weight.transpose(1, 2).contiguous() if module.is_transposed else weight, bias)

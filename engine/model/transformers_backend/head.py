@@ -1,4 +1,4 @@
-"""A model's own code behind its layers, run for hidden states that were computed before."""
+"""Runs a model's head, its own code after the layers, on hidden states that were computed before."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from engine.contract.errors import CheckpointError
 
 
 class Head:
-    """Turns hidden states into logits by a model whose layers were taken out; it may scale or cap them.
+    """Turns hidden states into logits with a model from which the layers were removed. The model may scale or cap
+    logits.
 
-    output_class: what its layers return. The layers are in ``layers`` from here on. product: the name of the linear
-    layer that is all there is of the head (``find_product``), if so.
+    output_class: the type that its layers return. ``layers`` holds the removed layers. product: the name of the linear
+        layer that is the whole head (``find_product``), if there is one.
     """
 
     def __init__(self, model: PreTrainedModel, output_class: type[Any], *, product: str | None = None) -> None:
@@ -36,12 +37,12 @@ class Head:
         return logits
 
     def give_back(self) -> None:
-        """Put the layers where they were."""
+        """Put the layers back into the model."""
         setattr(self._model, self._model.base_model_prefix, self.layers)
 
 
 class _GivenHidden(nn.Module):
-    """Stands where a model's layers are, and gives hidden states."""
+    """Replaces a model's layers, and returns given hidden states."""
 
     def __init__(self, output_class: type[Any]) -> None:
         super().__init__()
@@ -54,8 +55,8 @@ class _GivenHidden(nn.Module):
 
 @torch.no_grad()
 def find_product(model: PreTrainedModel, output_class: type[Any], rows: torch.Tensor) -> str | None:
-    """The linear layer that says, bit for bit, what a loaded model says of ``rows``, [num_rows, hidden_size] of hidden
-    states behind its layers; None if the model does more with them.
+    """The linear layer whose results equal the loaded model's logits bit for bit; None if the model does more. rows:
+    [num_rows, hidden_size] hidden states to compare them with.
     """
     linear = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     name = next((name for name, module in model.named_modules() if module is linear), None)
@@ -72,7 +73,7 @@ def find_product(model: PreTrainedModel, output_class: type[Any], rows: torch.Te
 
 
 def probe_head(model: PreTrainedModel, output: Any) -> int:
-    """The size of the vocabulary that a model on ``meta`` has logits for. ``output``: what its layers returned.
+    """The size of the vocabulary of the logits of a model on ``meta``. ``output``: what its layers returned.
 
     Raises:
         CheckpointError: Its layers cannot be taken out.

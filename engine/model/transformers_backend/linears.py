@@ -1,4 +1,4 @@
-"""Linear layers of a model replaced by packed products, those of one input by a single one."""
+"""Replaces a model's linear layers by packed products, and those with the same input by a single product."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import nn
 from engine.layers.packed_weight import Multiply, pack
 
 Groups = tuple[tuple[str, ...], ...]
-"""Names of linear layers that are computed together."""
+"""Groups of names of linear layers that are computed together."""
 
 MIN_FUSED: Final = 2
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose matrix the matrix library keeps in its own layout."""
+    """A linear layer whose matrix is stored in the matrix library's own layout."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -30,9 +30,10 @@ class PackedLinear(nn.Module):
 
 
 class SharedProduct:
-    """Several projections of one input as one product, which the first of them that is called computes.
+    """One product for several projections of one input, computed at the first call of any of them.
 
-    The others take their parts as long as they are called with the same tensor; with another one they compute anew.
+    The other projections take their parts if they are called with the same tensor; with another tensor they are
+    computed anew.
     """
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
@@ -42,7 +43,7 @@ class SharedProduct:
         self._parts: list[torch.Tensor | None] = []
 
     def part(self, x: torch.Tensor, index: int) -> torch.Tensor:
-        """One projection, [..., its size]: columns of the common result."""
+        """One projection, [..., its size]: columns of the shared result."""
         if x is not self._input or self._parts[index] is None:
             self._parts = list(torch.split(_over_rows(self._multiply, x), self._sizes, dim=-1))
             self._input = x
@@ -50,12 +51,12 @@ class SharedProduct:
         assert part is not None
         self._parts[index] = None
         if all(other is None for other in self._parts):
-            self._input = None  # nothing is held longer than it is needed
+            self._input = None  # do not hold it longer than needed
         return part
 
 
 class PartOfProduct(nn.Module):
-    """One of the layers of a ``SharedProduct``."""
+    """One of the projections of a ``SharedProduct``."""
 
     def __init__(self, linear: nn.Linear, product: SharedProduct, index: int) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ class PartOfProduct(nn.Module):
 
 
 def siblings(linear_inputs: Mapping[str, int]) -> Groups:
-    """Layers by what can be one product: those of one module that get the same tensor (``Probe.linear_inputs``)."""
+    """Groups of layers that can be one product: in one module, with one input tensor (``Probe.linear_inputs``)."""
     groups: dict[tuple[str, int], list[str]] = {}
     for name, tensor in linear_inputs.items():
         groups.setdefault((name.rpartition(".")[0], tensor), []).append(name)
@@ -76,12 +77,12 @@ def siblings(linear_inputs: Mapping[str, int]) -> Groups:
 
 
 def apart(groups: Groups) -> Groups:
-    """The same layers, each a product of its own."""
+    """The same layers, each in a group of its own."""
     return tuple((name,) for names in groups for name in names)
 
 
 def pack_linears(model: nn.Module, groups: Groups) -> None:
-    """Put packed products in the places of the layers of ``groups``; their weights are not readable afterwards."""
+    """Replace the layers of ``groups`` by packed products; their weights are not readable afterwards."""
     for names in groups:
         linears = [model.get_submodule(name) for name in names]
         assert all(isinstance(linear, nn.Linear) for linear in linears)
@@ -94,7 +95,7 @@ def pack_linears(model: nn.Module, groups: Groups) -> None:
 
 
 def pack_joined(linears: Sequence[nn.Linear]) -> Multiply:
-    """One product by the matrices of several layers, [num_tokens, in_features] to their results side by side."""
+    """One product with the matrices of several layers: [num_tokens, in_features] to their results side by side."""
     weight = torch.cat([linear.weight.data for linear in linears]) if len(linears) > 1 else linears[0].weight.data
     return pack(weight, _joint_bias(linears))
 

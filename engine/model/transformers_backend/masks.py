@@ -1,4 +1,4 @@
-"""What the masks of a model say, found without building any: which earlier tokens a token sees."""
+"""Finds which earlier tokens a token sees, from a model's mask functions and without building masks."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from transformers import PreTrainedConfig
 from engine.contract.errors import CheckpointError
 
 MaskFunction = Callable[[Any, Any, Any, Any], torch.Tensor]
-"""Does a query of a batch and a head, at a position, see the key of a position?"""
+"""Whether the query of a batch entry and head, at one position, sees the key at another position."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenWindow:
-    """Stands where a mask would be: a token sees itself and those before it, ``size`` in all, or all (None).
+    """Replaces a mask: a token sees itself and the tokens before it, ``size`` in all, or all of them (None).
 
-    It has nothing of a tensor: code that changes or reads a mask fails on it.
+    It is not a tensor, so code that changes or reads a mask fails on it.
     """
 
     size: int | None
 
 
 def window_of(mask_function: MaskFunction, config: PreTrainedConfig) -> SeenWindow:
-    """The window that a mask amounts to, found by asking it about positions.
+    """The window that a mask amounts to, found by calling its function for some positions.
 
     Raises:
-        CheckpointError: It lets tokens see something else than themselves and so many before.
+        CheckpointError: It lets tokens see anything other than themselves and a number of tokens before.
     """
     longest = config.max_position_embeddings - 1
     num_seen = int(_seen(mask_function, longest).sum())
@@ -47,8 +47,8 @@ def window_of(mask_function: MaskFunction, config: PreTrainedConfig) -> SeenWind
 
 
 def _seen(mask_function: MaskFunction, position: int) -> torch.Tensor:
-    """[position + 2] which keys a position sees, up to one that comes after it."""
-    with torch.device("cpu"):  # inside of the pass without numbers, these are needed
+    """[position + 2] which keys a position sees, up to the key that follows it."""
+    with torch.device("cpu"):  # real numbers are needed here, while the pass around it runs on ``meta``
         zero = torch.tensor(0)
         seen = mask_function(zero, zero, torch.tensor(position), torch.arange(position + 2))
     return seen.expand(position + 2)

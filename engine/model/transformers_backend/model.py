@@ -1,4 +1,4 @@
-"""A model of transformers as an engine runs it: tokens of many requests at once, over the paged cache."""
+"""Runs a model of transformers in an engine: tokens of many requests at once, over the paged cache."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from engine.model.weights.checkpoint import ProgressCallback
 
 
 class TransformersModel:
-    """Token ids and a paged cache in, hidden states and logits out.
+    """Turns token ids and a paged cache into hidden states and logits.
 
-    The tokens of a step are one sequence to the model's code, with positions of their own; only attention, which is
-    ours, knows whose they are. ``replaced``: its parts that are ours.
+    The model's code sees the tokens of a step as one sequence, in which they have their own positions. Only our
+    attention knows which request each token belongs to. ``replaced``: the parts that our layers compute.
     """
 
     def __init__(self, head: Head, step: CurrentStep, replaced: Replaced) -> None:
@@ -37,7 +37,7 @@ class TransformersModel:
 
     @torch.no_grad()
     def forward(self, input_ids: torch.Tensor, context: StepContext) -> torch.Tensor:
-        """Token ids, [num_tokens], to hidden states behind the last norm."""
+        """Token ids, [num_tokens], to hidden states after the last norm."""
         step, positions = self._step, context.positions
         step.plans, step.between_layers = context.plans, context.between_layers
         step.rotations = {table: table.rotations(positions) for table in self.replaced.tables}
@@ -51,7 +51,7 @@ class TransformersModel:
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores of every token of the vocabulary, [num_rows, vocab_size], for rows of ``forward``'s result."""
+        """Logits over the vocabulary, [num_rows, vocab_size], for rows of ``forward``'s result."""
         return self._head(hidden)
 
 
@@ -89,8 +89,8 @@ def load_model(
 
 
 def _choose_products(shadow: PreTrainedModel, found: Probe) -> Groups:
-    """Which linear layers become packed products: siblings together, each by itself, or none, tried in this order by
-    whether the model's code still runs with them.
+    """Which linear layers become packed products. Tries groups of siblings first, then single layers; takes the first
+    choice with which the model's code still runs, else none.
     """
     together = siblings(found.linear_inputs)
     for groups in (together, apart(together)):

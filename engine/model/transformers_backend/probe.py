@@ -1,6 +1,6 @@
-"""One pass through a model without numbers, to learn from its own code how each layer attends.
+"""One pass through a model without weights, to learn from its own code how each layer attends.
 
-The model is made on torch's ``meta`` device, where tensors have shapes only, so that this takes no memory for weights.
+The model lives on torch's ``meta`` device, where tensors have only shapes, so its weights take no memory.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ IMPLEMENTATION: Final = "baton_probe"
 NUM_TOKENS: Final = 7
 
 UNDERSTOOD: Final = frozenset({"dropout", "scaling", "sliding_window", "softcap", "s_aux"})
-"""Arguments of attention that are honoured. The window is what the mask says, as in transformers' own eager code."""
+"""Supported arguments of attention. The window is taken from the mask, as in transformers' own eager code."""
 
 HARMLESS: Final = frozenset(
     {"position_ids", "cache_position", "use_cache", "output_attentions", "return_dict", "output_hidden_states"}
 )
-"""Arguments of a model's ``forward`` that are passed through to attention, and say nothing to it."""
+"""Arguments of a model's ``forward`` that it passes on to attention, where they have no effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """How one layer's attention is called. module, sinks: their names in the model."""
+    """How one layer calls attention. module, sinks: their names in the model."""
 
     module: str
     spec: AttentionSpec
@@ -47,10 +47,11 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What a model's pass showed.
+    """What one pass through a model showed.
 
-    calls: of attention, in their order. linear_inputs: of each ``nn.Linear`` that was called once, by its name, which
-    tensor it got; equal numbers are the same tensor. output_class: what the model without its head returns.
+    calls: of attention, in order. linear_inputs: for each ``nn.Linear`` that was called once, by name, a number for its
+        input tensor; equal numbers mean the same tensor. output_class: the type that the model without its head
+        returns.
     """
 
     calls: tuple[AttentionCall, ...]
@@ -62,7 +63,7 @@ class Probe:
 
 @dataclass(slots=True)
 class _Recorder:
-    """What is seen during one pass."""
+    """Records what happens during one pass."""
 
     model: PreTrainedModel
     calls: list[AttentionCall] = field(default_factory=list)
@@ -96,7 +97,7 @@ class _Recorder:
         )
 
     def watch_linears(self) -> list[Any]:
-        """Have every linear layer tell what it is called with; returns the handles that end it."""
+        """Record the inputs of every linear layer; returns the handles that end it."""
         handles = []
         for name, module in self.model.named_modules():
             if type(module) is nn.Linear:
@@ -106,7 +107,7 @@ class _Recorder:
 
 
 _recorders: list[_Recorder] = []
-"""The pass that is being recorded, if any: attention functions are looked up by name, so that they are global."""
+"""The pass being recorded, if any; global, because attention functions are looked up by name."""
 
 
 def _record(
@@ -126,7 +127,7 @@ AttentionMaskInterface.register(IMPLEMENTATION, _record_mask)
 
 @torch.inference_mode()
 def probe(model: PreTrainedModel) -> Probe:
-    """Run a model that was made on ``meta`` with the recording attention.
+    """Run a model on ``meta`` with the recording attention.
 
     Raises:
         CheckpointError: Its layers attend in a way that is not supported, or its code cannot be followed.
@@ -140,13 +141,13 @@ def probe(model: PreTrainedModel) -> Probe:
             base = model.base_model(
                 input_ids=ids,
                 position_ids=torch.arange(NUM_TOKENS).unsqueeze(0),
-                attention_mask=torch.ones(1, NUM_TOKENS),  # given, so that nobody looks for borders in the positions
+                attention_mask=torch.ones(1, NUM_TOKENS),  # else it looks for sequence boundaries in positions
                 use_cache=False,
             )
             vocab_size = probe_head(model, base)
     except CheckpointError:
         raise
-    except Exception as error:  # whatever a model's code does with what is no tensor with numbers
+    except Exception as error:  # a model's code may do anything with tensors that have no numbers
         raise CheckpointError(
             f"its code in transformers cannot be followed ({type(error).__name__}: {str(error).splitlines()[0]})"
         ) from error

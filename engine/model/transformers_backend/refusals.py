@@ -1,4 +1,4 @@
-"""Which checkpoints transformers computes in a way that paged attention cannot serve, by what their config says."""
+"""Refuses checkpoints whose config shows that paged attention cannot serve them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from engine.contract.errors import CheckpointError
 
 KNOWN_LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
-"""Values of ``layer_types`` in config.json whose layers attend to keys and values in blocks."""
+"""Values of ``layer_types`` in config.json whose layers attend over keys and values in blocks."""
 
 LENGTH_DEPENDENT_ROPES: Final = frozenset({"dynamic", "longrope"})
-"""Their code in transformers takes other frequencies for the whole batch once one of its sequences is long."""
+"""In transformers these switch the whole batch to other frequencies once one of its sequences is long."""
 
 
 def check_raw_config(raw: Mapping[str, Any], *, trust_remote_code: bool) -> None:
-    """Refuse what need not be parsed to know.
+    """Refuse what can be seen without parsing the config.
 
-    Code that comes with a checkpoint is not needed where transformers has the ``model_type``: models are often
-    published with it before transformers has them. Its own is what runs then, unless the checkpoint's is trusted.
+    If transformers knows the ``model_type``, the code in a checkpoint is not needed: models are often published with
+    code before transformers supports them. Then transformers' code runs, unless the checkpoint's is trusted.
 
     Raises:
         CheckpointError: It needs code of its own that is not trusted, or its weights are quantized.
@@ -41,7 +41,7 @@ def check_config(config: PreTrainedConfig, path: Path) -> None:
     """Refuse what a parsed config shows.
 
     Raises:
-        CheckpointError: It is no decoder of text, has layers that are no attention, or rotates by batches.
+        CheckpointError: It is not a text decoder, has layers without attention, or its rotations depend on the batch.
     """
     if config.is_encoder_decoder:
         raise CheckpointError("config.json: models with an encoder and a decoder are not supported")
@@ -65,7 +65,7 @@ def check_config(config: PreTrainedConfig, path: Path) -> None:
 
 
 def _rope_types(config: PreTrainedConfig) -> Iterator[str]:
-    """All that config.json names, for all layers or by their types."""
+    """All rope types in config.json, for all layers or by layer type."""
     rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     for part in (rope, *rope.values()):
         if isinstance(part, Mapping) and "rope_type" in part:

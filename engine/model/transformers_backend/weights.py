@@ -1,4 +1,4 @@
-"""A checkpoint's weights on their way into a model of transformers, which may rename, merge and transpose them."""
+"""Loads a checkpoint's weights into a transformers model, which may rename, merge and transpose them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from engine.model.weights.checkpoint import ProgressCallback
 from engine.model.weights.shards import find_shards, shard_error
 
 NUMBER_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-"""Bytes of a number, by what safetensors calls its type."""
+"""Bytes of a number, by safetensors' name for its type."""
 
 MASKS_IN_CHECKPOINTS: Final = ("attention.bias", "attn.bias", "masked_bias")
-"""Old checkpoints store masks, which are no numbers; transformers leaves them out."""
+"""Masks that old checkpoints store as tensors; transformers ignores them."""
 
 
 class StoredTensor:
-    """A tensor in a file, read when it is asked for; what transformers takes in the place of a tensor."""
+    """A tensor in a file that is read on demand; transformers accepts it in place of a tensor."""
 
     def __init__(self, stored: Any, num_bytes: int, count: Callable[[int], None]) -> None:
         self._stored, self._num_bytes, self._count = stored, num_bytes, count
@@ -45,7 +45,7 @@ def load_weights(
     dtype: torch.dtype,
     progress: ProgressCallback | None,
 ) -> PreTrainedModel:
-    """A model with its weights, in main memory, each read from its file when its place is filled.
+    """A model with its weights in main memory. Each weight is read from its file when its place is filled.
 
     Raises:
         CheckpointError: A shard is missing or damaged, a tensor is missing, unexpected, or of another shape or type.
@@ -57,7 +57,7 @@ def load_weights(
             loaded: Any = model_class.from_pretrained(
                 None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
             )
-        except Exception as error:  # of whatever its conversions and its own code do
+        except Exception as error:  # from its conversions or its own code, which may raise anything
             raise CheckpointError(f"{path}: its weights do not fit: {error}") from error
     model, info = loaded
     _check(path, info)
@@ -68,7 +68,7 @@ def load_weights(
 
 
 def leave_files(model: nn.Module) -> None:
-    """Copy what a model still reads from its files' pages, one tensor of which keeps a whole file in memory."""
+    """Copy the tensors that still refer to memory-mapped files: one such tensor keeps a whole file in memory."""
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.device.type == "cpu" and tensor.layout == torch.strided:
             tensor.data = tensor.data.clone()

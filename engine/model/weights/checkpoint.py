@@ -1,4 +1,4 @@
-"""A checkpoint's weights: loading them into place, and who they are."""
+"""Loads a checkpoint's weights into place, and identifies them by a hash."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ProgressCallback = Callable[[int, int], None]
 
 MIN_BYTES_PER_WEIGHT = 2
 COMPUTED_TENSOR_SUFFIXES = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
-"""Old checkpoints store rotary frequencies, and masks by the name of a bias; they follow from config.json."""
+"""Tensors of old checkpoints that follow from config.json: rotary frequencies, and masks named like biases."""
 
 BASE_MODEL_PREFIXES = ("", "model.", "transformer.")
-"""What names of tensors may lack: some checkpoints were saved without the head, from the model inside."""
+"""Prefixes that tensor names may lack: some checkpoints were saved from the inner model, without the head."""
 
 
 def load_weights(
@@ -34,7 +34,7 @@ def load_weights(
 ) -> None:
     """Copy every tensor of a checkpoint from the memory-mapped files straight into its place, converting the dtype.
 
-    ``ignored``: how the names of those begin that have none (``ModelShape.ignored_tensors``).
+    ``ignored``: name prefixes of tensors without a place (``ModelShape.ignored_tensors``).
 
     Raises:
         CheckpointError: A shard is missing or damaged, a tensor is missing, unexpected, or of another shape.
@@ -100,9 +100,9 @@ def has_tensor(path: Path, name: str) -> bool:
 
 
 def model_hash(path: Path, config: ModelShape) -> str:
-    """A stable identity of a model's weights: two engines whose hashes are equal hold the same KV.
+    """A stable identity of a model's weights: engines with equal hashes compute the same KV.
 
-    Digests the shape and what ``weight_samples`` takes of the files.
+    Digests the shape and the file samples of ``weight_samples``.
 
     Raises:
         CheckpointError: A shard is missing or damaged.

@@ -1,4 +1,4 @@
-"""The files that hold a checkpoint's weights. Free of torch, so that a checkpoint can be checked in no time."""
+"""The files that hold a checkpoint's weights. Does not import torch, so that checking a checkpoint is fast."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.contract.errors import CheckpointError
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""What headers of safetensors call precisions."""
+"""Dtypes by their names in safetensors headers."""
 
 NUM_SAMPLES = 64
 SAMPLE_BYTES = 4096
@@ -26,7 +26,7 @@ SAMPLE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One safetensors file. ``tensor_names`` None: all that it holds."""
+    """One safetensors file. ``tensor_names``: the tensors to read from it; None: all."""
 
     file: Path
     tensor_names: tuple[str, ...] | None
@@ -53,7 +53,7 @@ def find_shards(path: Path) -> tuple[Shard, ...]:
 
 
 def weight_samples(path: Path) -> Iterator[bytes]:
-    """What tells a checkpoint's weights from others, in milliseconds for any size: of each shard its size, its header
+    """Bytes that identify a checkpoint's weights, in milliseconds for any size: of each shard its size, its header
     (names, shapes, offsets), and bytes spread over the file.
 
     Raises:
@@ -88,10 +88,10 @@ def _indexed_shards(path: Path, index: Mapping[str, Any]) -> tuple[Shard, ...]:
 
 
 def stored_dtype(path: Path) -> str | None:
-    """The precision that most numbers of a checkpoint's first file have, by its header.
+    """The dtype of most numbers in a checkpoint's first file, by its header.
 
     Returns:
-        None for one that models do not run in, and for files that are missing or unreadable: others say so.
+        None for a dtype that models do not run in, and for missing or unreadable files, which other checks report.
     """
     num_numbers: Counter[str] = Counter()
     with suppress(CheckpointError, SafetensorError, OSError):
@@ -118,7 +118,7 @@ def check_shards(path: Path) -> None:
 
 
 def shard_error(file: Path, error: SafetensorError | OSError) -> CheckpointError:
-    """What is wrong with a shard that could not be read: its content, or the access to it."""
+    """The error for a shard that could not be read: damaged content, or failed access."""
     if isinstance(error, OSError) and error.strerror:
         return CheckpointError(f"{file} cannot be read: {error.strerror}")
     return CheckpointError(f"{file} is damaged or truncated: {error}")

@@ -1,4 +1,4 @@
-"""Whether a module computes what one of our layers would, tried with numbers."""
+"""Tests on samples whether a module computes the same as one of our layers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 TOLERANCE: Final = 2e-5
-"""Of the largest number of a row: several times what sums in another order differ by, and far below what another
-activation would change."""
+"""Relative to a row's largest number: several times the effect of another summation order, and far below the effect of
+another activation."""
 
 ROW_SCALES: Final = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
-"""Rows of samples differ by orders of magnitude: the small show what is added to a variance, the large what is cut off
-at a bound, those between the bend of an activation.
+"""Scales of the sample rows. Small rows reveal what is added to a variance, medium ones the curve of an activation, and
+large ones the bounds of a clamp.
 """
 
 NUM_ROWS: Final = len(ROW_SCALES)
@@ -28,7 +28,7 @@ def sample_rows(size: int, device: torch.device) -> torch.Tensor:
 
 
 def agree(ours: torch.Tensor, theirs: Any) -> bool:
-    """Do both say the same of each row, their first dimension?"""
+    """Whether both agree on each row (their first dimension)."""
     if not isinstance(theirs, torch.Tensor) or ours.shape != theirs.shape:
         return False
     allowed = TOLERANCE * theirs.abs().flatten(1).amax(dim=1)
@@ -38,20 +38,20 @@ def agree(ours: torch.Tensor, theirs: Any) -> bool:
 def call_in_float32(
     module: nn.Module, *args: Any, weights: dict[str, torch.Tensor] | None = None, **kwargs: Any
 ) -> Any:
-    """What a module returns with its weights, or with others in their places, and all it is given, in float32."""
+    """What a module returns if its weights (or ``weights`` in their place) and all its arguments are float32."""
     own = {name: _widened(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     args, kwargs = pytree.tree_map(_copied, (args, kwargs))
     return torch.func.functional_call(module, own | (weights or {}), args, kwargs)
 
 
 def in_float32(linear: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
-    """A linear layer's product with rows of float32."""
+    """A linear layer's product with float32 rows."""
     bias = None if linear.bias is None else linear.bias.float()
     return nn.functional.linear(rows, linear.weight.float(), bias)
 
 
 def _copied(value: Any) -> Any:
-    """For whoever may write to it."""
+    """A float32 copy, since the callee may write to it."""
     wide = _widened(value)
     return wide.clone() if isinstance(wide, torch.Tensor) else wide
 

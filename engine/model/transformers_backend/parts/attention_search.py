@@ -1,4 +1,4 @@
-"""Finds what an attention module of a model is made of, by what reaches attention and what comes of what it returns."""
+"""Finds out what an attention module consists of, from what it passes to attention and what it returns."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from engine.model.transformers_backend.parts.rotations import Tables, angles_of
 from engine.model.transformers_backend.parts.watch import Call, Heads, watching_attention
 
 Projection = tuple[Sequence[nn.Linear], Sequence[torch.Tensor]]
-"""Layers, and the queries, keys and values that they may make side by side, [num_tokens, size] each."""
+"""Linear layers, and the queries, keys and values that they may yield side by side, [num_tokens, size] each."""
 
 
 def find_attention(model: PreTrainedModel, call: Call, tables: Tables) -> AttentionParts | None:
-    """What an attention module is made of, if it is one that we have. ``call``: how the model called it."""
+    """The parts of an attention module; None if our attention cannot compute it. ``call``: how it was called."""
     given, output = call.given, call.output
     returns_pair = isinstance(output, tuple)
     if given is None or given.dtype != model.dtype or (returns_pair and output[1:] != (None,)):
@@ -54,18 +54,18 @@ def find_attention(model: PreTrainedModel, call: Call, tables: Tables) -> Attent
 
 
 def _call_with(model: PreTrainedModel, module: nn.Module, call: Call, rows: torch.Tensor) -> tuple[Heads, Any] | None:
-    """What reaches attention, and what a module returns, with samples instead of the hidden states it was given."""
+    """What a module passes to attention and what it returns, with samples in place of its hidden states."""
     args, kwargs = call.with_given(rows.unsqueeze(0))
     with watching_attention(model) as seen:
         try:
             output = call_in_float32(module, *args, **kwargs)
-        except Exception:  # whatever a model's code does with samples
+        except Exception:  # a model's code may do anything with samples
             return None
         return seen[0], output
 
 
 def _find_out(linears: Sequence[nn.Linear], attended: torch.Tensor, output: Any) -> nn.Linear | None:
-    """The layer that makes what is returned of what attention gave, [num_tokens, num_heads * head_dim]."""
+    """The layer that turns attention's result, [num_tokens, num_heads * head_dim], into the module's."""
     for linear in linears:
         if linear.in_features == attended.shape[1] and agree(in_float32(linear, attended), output[0]):
             return linear
@@ -73,7 +73,7 @@ def _find_out(linears: Sequence[nn.Linear], attended: torch.Tensor, output: Any)
 
 
 def _projections(linears: Sequence[nn.Linear], rows: torch.Tensor, heads: Heads) -> Iterator[Projection]:
-    """One layer whose columns are queries, keys and values, or three in any order that their sizes allow."""
+    """Candidates: one layer with queries, keys and values as columns, or three layers in any order that sizes allow."""
     sizes = [part.shape[1] * part.shape[2] for part in (heads.query, heads.key, heads.value)]
     results = {linear: in_float32(linear, rows) for linear in linears if linear.in_features == rows.shape[1]}
     for linear, result in results.items():
@@ -90,7 +90,7 @@ def _projections(linears: Sequence[nn.Linear], rows: torch.Tensor, heads: Heads)
 def _find_way(
     projected: torch.Tensor, wanted: torch.Tensor, norms: Sequence[FoundNorm], rotations: Rotations | None
 ) -> Way | None:
-    """How ``wanted``, [num_tokens, number of heads, head_dim], comes from a projection."""
+    """How ``wanted``, [num_tokens, number of heads, head_dim], is computed from a projection."""
     head_dim = wanted.shape[2]
     ways = [Way()]
     ways += [Way(norm=norm, is_by_head=True) for norm in norms if len(norm.weight) == head_dim]
@@ -110,7 +110,7 @@ def _find_way(
 
 
 def _are_alike(query_way: Way, key_way: Way) -> bool:
-    """The attention backend's pass does the same with queries and with keys."""
+    """Whether queries and keys go through the same steps, as the attention backend's pass requires."""
     norms = [way.norm for way in (query_way, key_way)]
     specs = [None if norm is None else norm.spec for norm in norms]
     return query_way._replace(norm=None) == key_way._replace(norm=None) and specs[0] == specs[1]

@@ -1,5 +1,5 @@
-"""Attention modules of models of transformers: one product for queries, keys and values, and norms and rotation in the
-attention backend's own pass.
+"""Our replacement of attention modules: one product for queries, keys and values; norms and rotation are left to the
+attention backend.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.model.transformers_backend.parts.norms import FoundNorm
 
 
 class Way(NamedTuple):
-    """How heads come from a projection. is_by_head: the norm is over each head, not over all of them."""
+    """How heads are computed from a projection. is_by_head: the norm is over each head, not over all of them."""
 
     norm: FoundNorm | None = None
     is_by_head: bool = False
@@ -29,10 +29,10 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionParts:
-    """What an attention module is made of.
+    """What an attention module consists of.
 
-    into: layers whose results side by side are queries, keys and values. query_way, key_way: differ in nothing but
-    the weights of their norms. returns_pair: its result comes with attention weights, of which there are none.
+    into: layers whose results side by side are queries, keys and values. query_way, key_way: may differ only in the
+        weights of their norms. returns_pair: it returns a pair, with None in place of attention weights.
     """
 
     into: Sequence[nn.Linear]
@@ -44,7 +44,7 @@ class AttentionParts:
 
 
 class OwnAttention(nn.Module):
-    """Stands where an attention module of a model was."""
+    """Replaces an attention module of a model."""
 
     def __init__(self, parts: AttentionParts, layer: AttentionLayer, step: CurrentStep) -> None:
         super().__init__()
@@ -60,13 +60,13 @@ class OwnAttention(nn.Module):
         self._layer = replace(layer, transform=replace(layer.transform, query_norm=query_norm, key_norm=key_norm))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """[1, num_tokens, hidden_size] to as much; what else is given says nothing that is not known."""
+        """[1, num_tokens, hidden_size] to the same shape; other arguments are ignored, since they add nothing."""
         hidden: torch.Tensor = args[0] if args else kwargs["hidden_states"]
         output = self.attend(hidden[0]).unsqueeze(0)
         return (output, None) if self._returns_pair else output
 
     def attend(self, read: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, hidden_size] to as much."""
+        """[num_tokens, hidden_size] to the same shape."""
         step, layer = self._step, self._layer
         if step.between_layers is not None:
             step.between_layers()

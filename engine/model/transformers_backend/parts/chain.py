@@ -1,4 +1,4 @@
-"""A model whose layers are all ours, from token ids to hidden states, without its own code between them."""
+"""Runs a model whose layers are all ours from token ids to hidden states, without its own code between them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.model.transformers_backend.parts.watch import Watched
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainParts:
-    """The names of the embedding and of the layers, in order, and the norm behind them."""
+    """The names of the embedding and of the layers, in order, and the norm after them."""
 
     embedding: str
     layers: Sequence[str]
@@ -36,7 +36,7 @@ class Chain:
         self._norm: Norm = parts.norm.build(delta_scale=self._layers[-1].delta_scale)
 
     def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Token ids, [num_tokens], to hidden states behind the last norm."""
+        """Token ids, [num_tokens], to hidden states after the last norm."""
         hidden: torch.Tensor = self._embedding(input_ids)
         delta: torch.Tensor | None = None
         for layer in self._layers:
@@ -45,8 +45,8 @@ class Chain:
 
 
 def find_chain(model: PreTrainedModel, watched: Watched, layers: Sequence[str]) -> ChainParts | None:
-    """What a model is made of, if every one of its layers, which are ours, was given just what the one before returned,
-    the first what the embedding did, and the norm behind the last returned what the model did.
+    """The parts of a chain, if all layers are ours and pass on exactly what they return: the first layer gets the
+    embedding's result, each other one the result of the layer before, and the last norm returns the model's result.
     """
     calls = [call for call in map(watched.call, layers) if call is not None]
     if len(calls) != len(layers) or any(first.result is not then.given for first, then in pairwise(calls)):

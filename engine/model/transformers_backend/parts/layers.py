@@ -1,5 +1,5 @@
-"""Decoder layers of models of transformers: attention, then what each token goes through by itself, each joined to the
-residual stream with norms around it.
+"""Our replacement of decoder layers: attention, then a feed-forward part, each connected to the residual stream with
+norms around it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from engine.model.transformers_backend.parts.norms import FoundNorm, find_norm
 from engine.model.transformers_backend.parts.watch import Call, Watched, hooked, watching_attention
 
 NormsAround = tuple[FoundNorm | None, FoundNorm | None]
-"""Of what a part of a layer reads, and of what it adds."""
+"""The norm of a part's input, and the norm of its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerParts:
-    """What a layer is made of. name: in the model. attention, feed_forward: the names of its two parts within it.
-    delta_scale: what these are multiplied with before they are added. returns_tuple: its result is in a tuple.
+    """What a layer consists of. name: in the model. attention, feed_forward: the names of its two parts within it.
+    delta_scale: factor of their results in the residual stream. returns_tuple: its result is in a tuple.
     """
 
     name: str
@@ -39,7 +39,7 @@ class LayerParts:
 
 
 class OwnLayer(nn.Module):
-    """Stands where a decoder layer of a model was, with the modules in it, of which attention is ours."""
+    """Replaces a decoder layer of a model and keeps the modules in it; its attention is ours already."""
 
     def __init__(self, layer: nn.Module, parts: LayerParts) -> None:
         super().__init__()
@@ -52,14 +52,14 @@ class OwnLayer(nn.Module):
         self._feed_forward_norms = self._around(*parts.feed_forward_norms)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """[1, num_tokens, hidden_size] to as much; what else is given says nothing that is not known."""
+        """[1, num_tokens, hidden_size] to the same shape; other arguments are ignored, since they add nothing."""
         hidden: torch.Tensor = (args[0] if args else kwargs["hidden_states"])[0].clone()
         hidden = hidden.add_(self.advance(hidden, None), alpha=self.delta_scale).unsqueeze(0)
         return (hidden,) if self._returns_tuple else hidden
 
     def advance(self, hidden: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
-        """One layer over [num_tokens, hidden_size], as ``DecoderLayer.forward``: what the layer before adds and what
-        attention says are added in place, and what is left to add is returned.
+        """One layer over [num_tokens, hidden_size], like ``DecoderLayer.forward``: adds the previous layer's result and
+        attention's to ``hidden`` in place, and returns what is still to be added.
         """
         attended = self._attention.attend(self._attention_norms.enter(hidden, delta))
         read = self._feed_forward_norms.enter(hidden, self._attention_norms.leave(attended))
@@ -77,7 +77,7 @@ class OwnLayer(nn.Module):
 
 
 def find_layer(model: PreTrainedModel, watched: Watched, attention: str) -> LayerParts | None:
-    """What the layer around an attention module, which is one that we have, is made of, if it is one that we have."""
+    """The parts of the layer around an attention module that is ours; None if our layer cannot replace it."""
     name = attention.rpartition(".")[0]
     call = watched.call(name)
     if call is None or call.given is None or call.given.dtype != model.dtype:
@@ -119,19 +119,19 @@ def find_layer(model: PreTrainedModel, watched: Watched, attention: str) -> Laye
 
 
 class _Passage(NamedTuple):
-    """What a module read and said, [num_tokens, hidden_size]."""
+    """A module's input and result, [num_tokens, hidden_size]."""
 
     read: torch.Tensor
     said: torch.Tensor
 
 
 Found = tuple[FoundNorm | None]
-"""One norm, or none; what is None itself was not found."""
+"""One norm or none, in a tuple, since None alone means that nothing was found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Flow:
-    """What the modules of a layer read and said in one pass."""
+    """The inputs and results of a layer's modules in one pass."""
 
     attention: _Passage
     feed_forward: _Passage
@@ -140,8 +140,8 @@ class _Flow:
     def norms_around(
         self, start: torch.Tensor, end: torch.Tensor, delta_scale: float
     ) -> tuple[NormsAround, NormsAround] | None:
-        """The norms around attention and around what comes after it, if a layer of ours with them leads from ``start``
-        to ``end`` by the same numbers.
+        """The norms around attention and around the feed-forward part, if a layer of ours with them gets from ``start``
+        to ``end``; else None.
         """
         around: list[NormsAround] = []
         hidden = start
@@ -155,7 +155,7 @@ class _Flow:
         return (around[0], around[1]) if num_used == len(self.norms) and agree(hidden, end) else None
 
     def _before(self, hidden: torch.Tensor, read: torch.Tensor) -> Found | None:
-        """The norm that makes what is read of the residual stream."""
+        """The norm that turns the residual stream into a part's input."""
         if agree(hidden, read):
             return (None,)
         found = (norm for norm, passage in self.norms if agree(hidden, passage.read) and agree(passage.said, read))
@@ -163,15 +163,15 @@ class _Flow:
         return None if norm is None else (norm,)
 
     def _after(self, said: torch.Tensor) -> tuple[FoundNorm, _Passage] | None:
-        """The norm of what a part says, and what it makes of it."""
+        """The norm of a part's result, with its input and result."""
         return next(((norm, passage) for norm, passage in self.norms if agree(said, passage.read)), None)
 
 
 def _pass_through(
     model: PreTrainedModel, layer: nn.Module, call: Call, rows: torch.Tensor, feed_forward: str
 ) -> dict[str, _Passage] | None:
-    """What a layer, "", and the modules in it read and say for samples. ``feed_forward``, whatever it is, says samples
-    of its own.
+    """Inputs and results, on samples, of a layer (named "") and of its modules. ``feed_forward`` is replaced by a
+    module that returns other samples.
     """
     calls: list[Call] = []
     args, kwargs = call.with_given(rows.unsqueeze(0))
@@ -180,7 +180,7 @@ def _pass_through(
     try:
         with watching_attention(model), hooked({"": layer, **dict(layer.named_children())}, calls, copies=True):
             call_in_float32(layer, *args, **kwargs)
-    except Exception:  # whatever a model's code does with samples
+    except Exception:  # a model's code may do anything with samples
         return None
     finally:
         setattr(layer, feed_forward, own)
@@ -192,7 +192,7 @@ def _pass_through(
 
 
 class _Says(nn.Module):
-    """Returns the same whatever it reads."""
+    """Returns the same tensor for any input."""
 
     def __init__(self, said: torch.Tensor) -> None:
         super().__init__()
@@ -203,6 +203,6 @@ class _Says(nn.Module):
 
 
 def _scales(layer: Any) -> Iterator[float]:
-    """What a layer may multiply with before it adds."""
+    """Factors that a layer may apply to its parts' results: 1 and its float attributes."""
     yield 1.0
     yield from (value for value in vars(layer).values() if isinstance(value, float))

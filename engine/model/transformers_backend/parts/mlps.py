@@ -1,4 +1,4 @@
-"""MLPs of models of transformers: two products with an activation of ours between them."""
+"""Our replacement of MLPs: two products with one of our activations between them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.model.transformers_backend.parts.agreement import agree, call_in_flo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLPParts:
-    """What an MLP is made of. into: one layer or, gated, two, of which the first is the gate's."""
+    """What an MLP consists of. into: one layer; or two if it is gated, the gate's first."""
 
     into: Sequence[nn.Linear]
     down: nn.Linear
@@ -26,7 +26,7 @@ class MLPParts:
 
 
 class OwnMLP(nn.Module):
-    """Stands where an MLP of a model was."""
+    """Replaces an MLP of a model."""
 
     def __init__(self, parts: MLPParts) -> None:
         super().__init__()
@@ -37,16 +37,16 @@ class OwnMLP(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., hidden_size] to as much."""
+        """[..., hidden_size] to the same shape."""
         return self.rows(x.reshape(-1, x.shape[-1])).view(x.shape)
 
     def rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, hidden_size] to as much."""
+        """[num_tokens, hidden_size] to the same shape."""
         return self._down(self._activate(self._into(rows)))
 
 
 def find_mlp(module: nn.Module) -> MLPParts | None:
-    """What a module is made of, if it is an MLP that we have."""
+    """The parts of a module, if it is an MLP that we can compute."""
     linears = [child for child in module.children() if type(child) is nn.Linear]
     num_weights = sum(weight.numel() for weight in module.parameters())
     if num_weights != sum(weight.numel() for linear in linears for weight in linear.parameters()):
@@ -55,7 +55,7 @@ def find_mlp(module: nn.Module) -> MLPParts | None:
         rows = sample_rows(parts.down.out_features, parts.down.weight.device)
         try:
             theirs = call_in_float32(module, rows.unsqueeze(0))[0]
-        except Exception:  # a module of something else, called in a way that is not its own
+        except Exception:  # some other module, which must be called differently
             continue
         if agree(_compute(parts, rows), theirs):
             return parts
@@ -63,7 +63,7 @@ def find_mlp(module: nn.Module) -> MLPParts | None:
 
 
 def _candidates(linears: Sequence[nn.Linear]) -> Iterator[MLPParts]:
-    """What a module with these linear layers may be, by their sizes."""
+    """What a module with these linear layers may be, judging by their sizes."""
     for down in linears:
         others = [linear for linear in linears if linear is not down]
         if not others or any(linear.in_features != down.out_features for linear in others):

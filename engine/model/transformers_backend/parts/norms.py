@@ -1,4 +1,4 @@
-"""Norms of models of transformers: by the root mean square, where they take six operators, and torch's layer norms."""
+"""Our replacement of norms: RMS norms, which take six operators in transformers, and torch's layer norms."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from engine.model.transformers_backend.parts.agreement import agree, call_in_flo
 
 @dataclass(frozen=True, slots=True)
 class FoundNorm:
-    """A norm that we have. bias: of a layer norm."""
+    """A norm that we can compute. bias: of a layer norm."""
 
     spec: NormSpec
     weight: torch.Tensor
     bias: torch.Tensor | None = None
 
     def build(self, *, delta_scale: float = 1.0, dtype: torch.dtype | None = None) -> Norm:
-        """Ours, in the precision of the model or another one; ``delta_scale`` as in ``build_norm``."""
+        """Our norm, in the model's dtype or another one; ``delta_scale`` as in ``build_norm``."""
         weight, bias = self.weight, self.bias
         norm = build_norm(
             self.spec, len(weight), dtype=dtype or weight.dtype, device=weight.device, delta_scale=delta_scale
@@ -36,7 +36,7 @@ class FoundNorm:
 
 
 class OwnNorm(nn.Module):
-    """Stands where a norm of a model was, which was called with numbers of its own precision."""
+    """Replaces a norm of a model whose input had the norm's own dtype."""
 
     def __init__(self, found: FoundNorm) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class OwnNorm(nn.Module):
 
 
 def find_norm(module: nn.Module) -> FoundNorm | None:
-    """The norm that a module is, if it is one that we have."""
+    """The norm that a module computes, if it is one of ours."""
     if type(module) is nn.LayerNorm:
         spec = NormSpec(kind=NormKind.LAYER, eps=module.eps)
         is_ours = module.weight is not None and module.bias is not None and module.weight.dim() == 1
@@ -61,7 +61,7 @@ def find_norm(module: nn.Module) -> FoundNorm | None:
     rows, other = sample_rows(len(weight), device), torch.linspace(0.5, 1.5, len(weight), device=device)
     try:
         theirs = call_in_float32(module, rows, weights={name: other})
-    except Exception:  # a module of something else, called in a way that is not its own
+    except Exception:  # some other module, which must be called differently
         return None
     for spec in _specs(module):
         if agree(root_mean_square_norm(rows, other, spec), theirs):
@@ -70,7 +70,7 @@ def find_norm(module: nn.Module) -> FoundNorm | None:
 
 
 def _specs(module: Any) -> Iterator[NormSpec]:
-    """Norms by the root mean square that a module may be: with each of its numbers as what is added to the variance."""
+    """RMS norms that a module may be: tries each of its numbers as the epsilon."""
     small = {value for value in vars(module).values() if isinstance(value, float) and 0 < value < 1}
     for eps in sorted(small):
         for offset in (0.0, 1.0):

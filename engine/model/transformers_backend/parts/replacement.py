@@ -1,4 +1,4 @@
-"""Puts our layers in the places of those parts of a model that compute the same."""
+"""Replaces the parts of a model that compute the same as our layers."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from engine.model.transformers_backend.probe import Probe
 logger = logging.getLogger(f"baton.{__name__}")
 
 Part = Callable[[], nn.Module]
-"""Makes what takes the place of a module."""
+"""Builds the replacement of a module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replaced:
-    """names: of the modules in whose places ours are. products: linear layers that stayed, by which are computed
-    together. tables: of rotations; a step's positions are looked up there. chain: instead of the model's own code
-    around its layers, where these are all ours.
+    """names: of the replaced modules. products: groups of the linear layers that stayed.
+    tables: of rotations, from which each step's rotations are looked up. chain: runs the layers without the model's own
+    code, if all of them are ours.
     """
 
     names: frozenset[str]
@@ -57,9 +57,9 @@ def replace_parts(
     products: Groups,
     max_positions: int,
 ) -> Replaced:
-    """Replace what can be in a loaded model, and pack the linear layers that stay.
+    """Replace all possible parts of a loaded model, and pack the linear layers that stay.
 
-    layers: what the attention modules of ``found`` mean. products: the linear layers by which can be computed together.
+    layers: for each attention module of ``found``. products: groups of linear layers that can be computed together.
     """
     try:
         ours = _search(model, found, layers, step, max_positions)
@@ -68,7 +68,7 @@ def replace_parts(
         ours = _Ours()
     names = frozenset(ours.inner)
     left = tuple(group for group in products if not _is_inside(group[0], names))
-    while ours.inner:  # each holds the weights of what it replaces
+    while ours.inner:  # one at a time, since each entry holds the weights of the module that it replaces
         name, part = ours.inner.popitem()
         _put(model, name, part())
         del part
@@ -91,7 +91,7 @@ def replace_parts(
 
 @dataclass(slots=True, kw_only=True)
 class _Ours:
-    """What was found. inner: what is to stand in the places of modules, by name. tables: None if nothing was tried."""
+    """The search's result. inner: the replacements of modules, by name. tables: None if the search failed."""
 
     inner: dict[str, Part] = field(default_factory=dict)
     layers: Sequence[LayerParts] = ()
@@ -121,7 +121,7 @@ def _search(
 
 
 def _find_others(model: PreTrainedModel, found: Probe, watched: Watched, *, outside: Container[str]) -> dict[str, Part]:
-    """Norms and MLPs that we have, outside of what is replaced anyway."""
+    """Norms and MLPs that we can compute, outside of modules that are replaced as a whole."""
     parts: dict[str, Part] = {}
     calls: dict[str, list[Call]] = {}
     for call in watched.calls:
@@ -133,7 +133,7 @@ def _find_others(model: PreTrainedModel, found: Probe, watched: Watched, *, outs
         if not _is_computed_once(model, name, found):
             continue
         norm, mlp = find_norm(module), find_mlp(module)
-        if norm is not None and norm.spec.kind is NormKind.RMS:  # the other kind is one operator as it is
+        if norm is not None and norm.spec.kind is NormKind.RMS:  # a layer norm is a single operator already
             parts[name] = partial(OwnNorm, norm)
         elif mlp is not None:
             parts[name] = partial(OwnMLP, mlp)
@@ -141,12 +141,12 @@ def _find_others(model: PreTrainedModel, found: Probe, watched: Watched, *, outs
 
 
 def _only_dtype(call: Call) -> torch.dtype | None:
-    """The precision of all that a module was called with, where that is one tensor."""
+    """The dtype of a module's input, if a single tensor is all that it was called with."""
     return call.given.dtype if call.num_arguments == 1 and call.given is not None else None
 
 
 def _put_if_it_runs(model: PreTrainedModel, modules: Mapping[str, nn.Module], trial: Trial) -> bool:
-    """Put modules in their places, unless the model fails with them; then all is as before."""
+    """Replace modules; if the model's code then fails, undo it and return False."""
     before = {name: model.get_submodule(name) for name in modules}
     for name, module in modules.items():
         _put(model, name, module)
@@ -163,7 +163,7 @@ def _is_inside(name: str, modules: Container[str]) -> bool:
 
 
 def _is_computed_once(model: nn.Module, name: str, found: Probe) -> bool:
-    """Is every linear layer of a module called once for each token, as is our product that takes its place?"""
+    """Whether each linear layer in a module is called once a pass, like our product in its place."""
     linears = (inner for inner, module in model.get_submodule(name).named_modules() if type(module) is nn.Linear)
     return all(f"{name}.{inner}" in found.linear_inputs for inner in linears)
 

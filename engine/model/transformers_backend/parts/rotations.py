@@ -1,4 +1,4 @@
-"""The rotations that a model's own code makes from positions, as the tables that our attention reads."""
+"""Turns the rotations that a model's own code computes from positions into tables for our attention."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from engine.layers.rotary import Rotations, RotationTable
 from engine.model.transformers_backend.parts.watch import Call, Watched
 
 CHUNK: Final = 4096
-"""Positions of a table that are asked for at once."""
+"""Positions of a table that are computed at once."""
 
 
 class Angles(NamedTuple):
-    """Cosine and sine of a pass's tokens, [1, num_tokens, size] each, the second half of the size as the first."""
+    """Cosine and sine of a pass's tokens, [1, num_tokens, size] each; the second half of the size repeats the first."""
 
     cosine: torch.Tensor
     sine: torch.Tensor
 
     def rotations(self) -> Rotations:
-        """As our own layers take them, without a table."""
+        """The angles as rotations for our own layers."""
         table = torch.stack([part[0, :, : part.shape[2] // 2] for part in self], dim=1)
         return RotationTable(table).rotations(torch.arange(len(table), device=table.device))
 
 
 class NoRotations(nn.Module):
-    """Stands where a module made rotations that nobody reads any more."""
+    """Replaces a module that computes rotations, when nothing uses them any more."""
 
     def forward(self, *_: Any, **__: Any) -> None:
-        """Nothing, whatever is asked for."""
+        """Returns None for any arguments."""
 
 
 def angles_of(call: Call) -> Angles | None:
-    """What a module was called with to rotate by, if it was."""
+    """The angles among the arguments of a call, if there are any."""
     values = (*call.args, *call.kwargs.values())
     return next((Angles(*value) for value in values if isinstance(value, tuple) and _is_angles(value)), None)
 
 
 def _is_angles(pair: tuple[Any, ...]) -> bool:
-    """Is it numbers for each token, twice, of which the second half repeats the first?"""
+    """Whether a pair holds cosine and sine for each token, with second halves that repeat the first."""
     if [getattr(part, "ndim", None) for part in pair] != [3, 3] or pair[0].shape != pair[1].shape:
         return False
     halves = [part.tensor_split(2, dim=2) for part in pair if part.is_floating_point() and len(part) == 1]
@@ -50,7 +50,7 @@ def _is_angles(pair: tuple[Any, ...]) -> bool:
 
 
 class Tables:
-    """The tables of a model, each made once, by the module that makes its angles in the model.
+    """The rotation tables of a model. The module that computes the model's angles computes each table, once.
 
     sources: the names of these modules. made: the tables.
     """
@@ -62,17 +62,17 @@ class Tables:
 
     @property
     def positions(self) -> torch.Tensor:
-        """Those that were watched."""
+        """The positions of the watched pass."""
         return self._watched.positions
 
     @property
     def made(self) -> tuple[RotationTable, ...]:
-        """All of them."""
+        """All tables made so far."""
         return tuple(table for _, table in self._made)
 
     def table(self, angles: Angles | None, *, like: torch.Tensor) -> RotationTable | None:
-        """The table with these angles of the watched positions, or that of layers that rotate nothing. None where no
-        module makes the angles from positions alone. ``like``: has the model's dtype, and is on its device.
+        """The table with these angles at the watched positions; for None, the empty table of layers without rotation.
+        None if no module computes the angles from positions alone. ``like``: gives the model's dtype and device.
         """
         wanted = None if angles is None else angles.cosine
         for made_for, made in self._made:
@@ -86,7 +86,7 @@ class Tables:
                 return None
             try:
                 rows = torch.cat([torch.stack(pair, dim=1) for pair in self._chunks(source)])
-            except Exception:  # whatever a model's code does with other positions
+            except Exception:  # a model's code may do anything with other positions
                 return None
             watched = self._watched.positions
             if len(rows) != self._max_positions or not torch.equal(rows[watched], angles.rotations().table):
@@ -97,7 +97,7 @@ class Tables:
         return table
 
     def _chunks(self, source: Call) -> Iterator[list[torch.Tensor]]:
-        """Cosine and sine, [number of positions, num_pairs] each, of one chunk of positions after the other."""
+        """Cosine and sine, [number of positions, num_pairs] each, chunk by chunk."""
         module, watched = self._model.get_submodule(source.module), self._watched.positions
         for first in range(0, self._max_positions, CHUNK):
             chunk = torch.arange(first, min(first + CHUNK, self._max_positions), device=watched.device).unsqueeze(0)

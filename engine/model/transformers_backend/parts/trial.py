@@ -1,4 +1,4 @@
-"""A model with parts of ours in it, run once before it serves."""
+"""A test run of a model with parts of ours in it, before it serves."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from engine.model.transformers_backend.attention import CurrentStep
 from engine.model.transformers_backend.parts.rotations import Tables
 
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""Of the largest number of a row, what sums that are rounded at other places may differ by behind all layers."""
+"""How much rounding at other places may change the result of all layers, relative to a row's largest number."""
 
 
 class Trial:
-    """Some tokens that see nothing of each other."""
+    """Runs a model on a few tokens that do not see each other."""
 
     def __init__(self, model: PreTrainedModel, step: CurrentStep, tables: Tables, *, num_groups: int) -> None:
         self._model, self._step, self._tables = model, step, tables
         self._plans = (_NoAttention(),) * num_groups
 
     def hidden(self) -> torch.Tensor | None:
-        """What the model says of them before its head, [num_tokens, hidden_size]; None if its code fails."""
+        """The model's hidden states before its head, [num_tokens, hidden_size]; None if its code fails."""
         ids, positions = self._begin()
         try:
             output = self._model.base_model(
                 input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False
             )
-        except Exception:  # whatever a model's code does with parts of ours
+        except Exception:  # a model's code may do anything with parts of ours
             return None
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
     def says_the_same(self, chain: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-        """Does what runs the layers by itself say what the model's own code says with them?"""
+        """Whether the chain, without the model's own code, gives the same results as that code with our layers."""
         theirs = self.hidden()
         ids, _ = self._begin()
         if theirs is None:
@@ -52,7 +52,7 @@ class Trial:
 
 
 class _NoAttention:
-    """A plan by which tokens see nothing."""
+    """A plan in which tokens see nothing."""
 
     def attend(
         self,

@@ -1,4 +1,4 @@
-"""One pass of a loaded model, watched: what its modules are called with and return, and what reaches attention."""
+"""One watched pass of a loaded model: the inputs and results of its modules, and what reaches attention."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from transformers import AttentionInterface, PreTrainedModel
 from engine.model.transformers_backend.parts.agreement import NUM_ROWS
 
 IMPLEMENTATION: Final = "baton_watch"
-"""Name in transformers of the attention that keeps what it is called with. No mask is registered under it."""
+"""Name in transformers of the attention that records its inputs. No mask function is registered under it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call of a module, by its name in the model."""
+    """A call of a module; ``module`` is its name in the model."""
 
     module: str
     args: tuple[Any, ...]
@@ -29,23 +29,23 @@ class Call:
 
     @property
     def num_arguments(self) -> int:
-        """Of all kinds."""
+        """Number of positional and keyword arguments."""
         return len(self.args) + len(self.kwargs)
 
     @property
     def given(self) -> torch.Tensor | None:
-        """The hidden states, [1, num_tokens, size]: what comes first, or by the name that all models have for them."""
+        """The hidden states, [1, num_tokens, size]: the first argument, or the keyword that all models use for them."""
         first = self.args[0] if self.args else self.kwargs.get("hidden_states")
         return first if isinstance(first, torch.Tensor) else None
 
     @property
     def result(self) -> torch.Tensor | None:
-        """The first of what it returned."""
+        """The result, or the first element of a tuple."""
         first = self.output[0] if isinstance(self.output, tuple) else self.output
         return first if isinstance(first, torch.Tensor) else None
 
     def with_given(self, other: torch.Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What to call it with for other hidden states."""
+        """The arguments of the call with other hidden states."""
         given = self.given
         args, kwargs = pytree.tree_map(lambda value: other if value is given else value, (self.args, self.kwargs))
         return args, kwargs
@@ -53,8 +53,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """positions: [NUM_ROWS] of the pass's tokens, its first and last position and some between. calls: as they ended.
-    hidden: what the model returned, without its head.
+    """positions: [NUM_ROWS] of the pass's tokens: the first, the last and some between. calls: in the order in which
+    they ended. hidden: what the model returned, without its head.
     """
 
     positions: torch.Tensor
@@ -62,14 +62,14 @@ class Watched:
     hidden: torch.Tensor
 
     def call(self, module: str) -> Call | None:
-        """The only call of a module, if it was called once."""
+        """The call of a module that was called exactly once, else None."""
         calls = [call for call in self.calls if call.module == module]
         return calls[0] if len(calls) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What attention was given, each [num_tokens, number of heads, head_dim], and what it gave back, as the queries."""
+    """Attention's arguments, each [num_tokens, number of heads, head_dim], and its result, shaped as the queries."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -78,7 +78,7 @@ class Heads:
 
 
 _heads: list[Heads] = []
-"""What attention was last given; global, because attention functions are looked up by name."""
+"""What attention was given last; global, because attention functions are looked up by name."""
 
 
 def _keep(
@@ -95,7 +95,7 @@ def _keep(
     attended = torch.randn(shape, generator=generator).to(device=query.device, dtype=query.dtype)
     query, key, value = (part.clone() for part in by_token)
     _heads[:] = [Heads(query, key, value, attended)]
-    return attended.clone().unsqueeze(0), None  # who is given it may write to it
+    return attended.clone().unsqueeze(0), None  # the model's code may write to it
 
 
 AttentionInterface.register(IMPLEMENTATION, _keep)
@@ -103,7 +103,7 @@ AttentionInterface.register(IMPLEMENTATION, _keep)
 
 @contextmanager
 def watching_attention(model: PreTrainedModel) -> Iterator[list[Heads]]:
-    """Within, the model's attention does nothing but keep what it was last given, in the list."""
+    """Within the block, the model's attention only records what it was given last, in the yielded list."""
     before = model.config._attn_implementation
     model.config._attn_implementation = IMPLEMENTATION
     try:
@@ -115,8 +115,8 @@ def watching_attention(model: PreTrainedModel) -> Iterator[list[Heads]]:
 
 @contextmanager
 def hooked(modules: Mapping[str, nn.Module], calls: list[Call], *, copies: bool = False) -> Iterator[None]:
-    """Within, every call of the modules is added to ``calls``; as copies, what they were given and returned cannot be
-    written to afterwards.
+    """Within the block, every call of the modules is appended to ``calls``. With ``copies``, arguments and results are
+    copied, so that later writes do not change them.
     """
 
     def keep(name: str) -> Any:
@@ -139,7 +139,7 @@ def _copied(value: Any) -> Any:
 
 
 def watch(model: PreTrainedModel, *, max_positions: int) -> Watched:
-    """Run a model's layers for some tokens from all over its context."""
+    """Run a model's layers on a few tokens at positions from all over its context."""
     device = model.device
     positions = torch.linspace(0, max_positions - 1, NUM_ROWS, dtype=torch.float64).long().to(device)
     ids = torch.arange(NUM_ROWS, device=device).remainder(model.config.vocab_size)
