@@ -32,7 +32,7 @@ PLACED_BY_OTHERS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 
 
 def measure_speedup(dtype: torch.dtype) -> float:
-    """How many times faster a matrix product runs with all of torch's threads than with one; 1.0 if there is only one.
+    """How many times as fast a product runs with all of torch's threads as with one; 1.0 if there is only one.
 
     Takes the best of several tries of each, alternating, so that a moment in which other processes use the cores counts
     little. The product is that of linear layers: same library, same team of threads.
@@ -60,7 +60,7 @@ def check_threads(dtype: torch.dtype) -> float:
     """Measure the speed-up, and log a warning if the machine gives fewer threads than it was asked for.
 
     Returns:
-        How many times faster a product runs than with one thread.
+        How many times as fast a product runs as with one thread.
     """
     num_threads, speedup = torch.get_num_threads(), measure_speedup(dtype)
     if speedup < (1 + num_threads) / 2:

@@ -20,8 +20,7 @@ UNKNOWN: Final = -1
 
 
 class InputBatch:
-    """Tokens, block tables and sampling parameters of every row. Only the scheduler's orders and sampled tokens change
-    it.
+    """Tokens, block tables and sampling parameters of every row; only scheduler output and sampled tokens change it.
 
     windows: one a KV cache group; a row has a block table for each group.
     ``num_prompt_logprobs`` is -1 for rows that want no log-probabilities of the prompt. When a step is prepared before
@@ -58,9 +57,7 @@ class InputBatch:
         self.history = TokenHistory(token_ids=self._token_ids, num_prompt_tokens=num_prompt_tokens)
 
     def apply(self, output: SchedulerOutput) -> None:
-        """Apply the scheduler's changes to the rows. Released rows need no work: a row is set anew before it is read
-        again.
-        """
+        """Apply the scheduler's changes to the rows. Released rows need no work: rows are set before they are read."""
         for new in output.new_rows:
             self._token_ids[new.row, : len(new.token_ids)] = new.token_ids
             assert len(new.block_ids) == len(self._windows), "a block table for each KV cache group"

@@ -12,8 +12,8 @@ from engine.device.core_share import CoreShare
 class SharedGPU:
     """Counts, at each step, how many parts of the GPU this engine has. Every engine owns one part.
 
-    Routers need it: steps are shorter while the other engines are idle. Implements ``StepThreads``. A part is to a GPU
-    what a core is to a CPU, but the driver assigns it without our help.
+    Routers need this number: steps are shorter while the other engines are idle.
+    Implements ``StepThreads``. A part is to a GPU what a core is to a CPU, but the driver assigns it without our help.
     """
 
     def __init__(self, share: CoreShare) -> None:

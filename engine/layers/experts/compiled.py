@@ -90,7 +90,7 @@ class CompiledExperts:
 def fits_compiled(gate_up: torch.Tensor, down: torch.Tensor) -> bool:
     """True if the matrices fit panels, and panels are faster on this machine than its matrix library.
 
-    On CPUs with a bfloat16 unit, whose library uses AVX-512 well, this holds for float32 only.
+    On CPUs whose library multiplies bfloat16 by AMX, this holds for float32 only.
     """
     sizes = down.shape[1:]
     is_even = all(size > 0 and size % PANEL == 0 and size % UNROLLED == 0 for size in sizes)

@@ -34,7 +34,7 @@ class TransformersConfig(ModelShape):
 
     @property
     def mlp_size(self) -> int:
-        """See ``ModelShape``: about two of the widest results."""
+        """See ``ModelShape``: estimated as two results of the widest linear layer."""
         return 2 * self.inner_size
 
 

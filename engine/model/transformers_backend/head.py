@@ -12,8 +12,7 @@ from engine.contract.errors import CheckpointError
 
 
 class Head:
-    """Turns hidden states into logits with a model from which the layers were removed. The model may scale or cap
-    logits.
+    """Turns hidden states into logits with a model whose layers were removed. The model may scale or cap logits.
 
     output_class: the type that its layers return. ``layers`` holds the removed layers. product: the name of the linear
         layer that is the whole head (``find_product``), if there is one.

@@ -40,7 +40,7 @@ class LogitsProcessor(Protocol):
 
         Returns:
             The first position at which the row is no longer changed: ``NEVER`` if the processor never changes it,
-            ``FOREVER`` if it always does. A row that no processor changes is argmaxed without a copy of its logits.
+            ``FOREVER`` if it always does. A greedy row that no processor changes needs no copy of its logits.
         """
 
     def reads_history(self, row: int) -> bool:
