@@ -1,8 +1,8 @@
-"""KV cache groups: which blocks of each group a position needs, in arithmetic that engines and connectors share.
+"""KV cache groups: which blocks of each group a position needs. Engines and connectors share this arithmetic.
 
 The layers of a model are divided into groups. All layers of a group see the same window of the tokens before them, and
-every block holds the KV of one group's layers for ``block_size`` tokens. So a request has one block table a group, and
-the blocks that every later position is past the window of are needed no more.
+every block holds the KV of one group's layers for ``block_size`` tokens. So a request has one block table for each
+group. A block is no longer needed once it lies before the window of every later position.
 Source: the hybrid KV cache manager of vLLM.
 """
 
@@ -14,14 +14,14 @@ from itertools import zip_longest
 from typing import Final, TypeAlias
 
 ABSENT_BLOCK: Final = -1
-"""Stands in a block table where a group holds no block: it lies before the window."""
+"""Block table entry for a block that the group does not hold, because it lies before the window."""
 
 GroupBlocks: TypeAlias = tuple[tuple[int, ...], ...]
-"""Blocks of a range of a request's tokens, one tuple a group, ABSENT_BLOCK where a group needs none."""
+"""Blocks for a range of a request's tokens: one tuple per group, with ABSENT_BLOCK where the group needs no block."""
 
 
 BlockTables: TypeAlias = list[list[int]]
-"""A request's whole block tables, one a group, ABSENT_BLOCK before what the group's window needs."""
+"""A request's whole block tables, one per group, with ABSENT_BLOCK for blocks before the group's window."""
 
 
 def block_place(index: int, group: int, num_groups: int) -> int:
@@ -31,7 +31,7 @@ def block_place(index: int, group: int, num_groups: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CacheGroups:
-    """The windows of the groups, in tokens that a position sees, itself included; None: all before it."""
+    """The window of each group: how many tokens a position sees, itself included. None: it sees all earlier tokens."""
 
     windows: tuple[int | None, ...]
     block_size: int
@@ -43,12 +43,12 @@ class CacheGroups:
 
     @property
     def has_windows(self) -> bool:
-        """True when some group forgets what lies before its window."""
+        """True when at least one group has a window, so that earlier blocks can be dropped."""
         return any(window is not None for window in self.windows)
 
     @property
     def is_one_full_group(self) -> bool:
-        """True for a single group without a window, which needs every block: what most models have."""
+        """True for a single group without a window, which needs every block. Most models are like this."""
         return self.windows == (None,)
 
     def first_block(self, group: int, position: int) -> int:
@@ -57,25 +57,25 @@ class CacheGroups:
         return 0 if window is None else max(position - window + 1, 0) // self.block_size
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks of one group that hold the KV of so many tokens, none of them left out."""
+        """Blocks that one group needs for the KV of ``num_tokens`` tokens, ignoring its window."""
         return -(-num_tokens // self.block_size)
 
     def most_blocks(self, chunk_tokens: int) -> tuple[int | None, ...]:
-        """Blocks of each group that a request holds at most at once, if steps compute so many of its tokens.
+        """The most blocks of each group that a request holds at one time, if a step computes ``chunk_tokens`` tokens.
 
-        None for groups without a window: they hold all.
+        None for groups without a window: they hold all blocks.
         """
         return tuple(
             None if window is None else self.num_blocks_for(window + chunk_tokens) + 1 for window in self.windows
         )
 
     def num_blocks_at_once(self, num_tokens: int, *, chunk_tokens: int) -> int:
-        """Blocks that a request of so many tokens holds at most at once, over all groups."""
+        """The most blocks, over all groups, that a request of ``num_tokens`` tokens holds at one time."""
         end = self.num_blocks_for(num_tokens)
         return sum(end if most is None else min(end, most) for most in self.most_blocks(chunk_tokens))
 
     def max_tokens(self, num_blocks: int, *, chunk_tokens: int) -> int | None:
-        """Tokens of the longest request that so many blocks can hold; None: of any length."""
+        """Length in tokens of the longest request that fits into ``num_blocks``; None when any length fits."""
         limits = [most for most in self.most_blocks(chunk_tokens) if most is not None]
         if len(limits) == self.num_groups and sum(limits) <= num_blocks:
             return None
@@ -85,10 +85,10 @@ class CacheGroups:
         return end * self.block_size
 
     def longest_prefix(self, num_blocks: int, first_block: int, has: Callable[[int, int], bool]) -> int:
-        """How many leading blocks of a chain can be used, of ``num_blocks``.
+        """How many leading blocks of a chain of ``num_blocks`` can be used as a prefix.
 
-        A length can be used when every group has the blocks from ``first_block`` on that the position behind it sees.
-        ``has(group, index)`` says whether the ``index``-th block of a group is there.
+        A prefix can be used when every group has those blocks, from ``first_block`` on, that the next position sees.
+        ``has(group, index)`` says whether the ``index``-th block of a group is available.
         """
         length = num_blocks
         for group, window in enumerate(self.windows):
@@ -99,7 +99,7 @@ class CacheGroups:
         while not is_settled and length > first_block:
             is_settled = True
             for group in windowed:
-                # A shorter length whose window holds the missing block fails as well: go on right before that block.
+                # A shorter prefix whose window includes the missing block fails too: try the one that ends before it.
                 start = max(self.first_block(group, length * self.block_size), first_block)
                 missing = next((index for index in range(length - 1, start - 1, -1) if not has(group, index)), None)
                 if missing is not None:
@@ -108,14 +108,14 @@ class CacheGroups:
 
 
 def first_held_block(table: Sequence[int]) -> int:
-    """How many entries of a block table are absent: they come first."""
+    """How many entries at the start of a block table are absent. Absent entries always come first."""
     if not table or table[0] != ABSENT_BLOCK:
         return 0
     return next((index for index, block_id in enumerate(table) if block_id != ABSENT_BLOCK), len(table))
 
 
 def has_window(groups: CacheGroups, tables: Sequence[Sequence[int]], position: int) -> bool:
-    """True when block tables hold, of every group, the blocks before ``position`` that it sees."""
+    """True when the block tables of all groups hold every earlier block that ``position`` sees."""
     return all(first_held_block(table) <= groups.first_block(group, position) for group, table in enumerate(tables))
 
 

@@ -1,8 +1,8 @@
-"""Between an engine and whatever moves its KV blocks: a connector in two halves.
+"""A connector links an engine to the code that moves its KV blocks. It has two halves.
 
-The scheduler's half decides: it runs in the engine's thread, never blocks, and answers the questions of
-``kv_transfer.protocols``. The worker's half moves bytes: it may have a thread of its own, and reports what ended. What
-passes between them in a step is ``ConnectorOrders`` (down) and ``ConnectorEvents`` (up).
+The scheduler's half decides. It runs in the engine's thread, never blocks, and implements the Protocols of
+``kv_transfer.protocols``. The worker's half moves bytes. It may have a thread of its own, and reports what ended. In
+each step ``ConnectorOrders`` go to the worker's half, and ``ConnectorEvents`` come back.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from kv_transfer.stream_gate import StreamGate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOrder:
-    """Read ``source_block_ids`` of the peer into ``block_ids`` of our own cache, pairwise.
+    """Read the peer's ``source_block_ids`` into ``block_ids`` of our own cache, pairwise.
 
-    ``checksums`` are those of the source's blocks, where it made them. ``stream_id`` names the stream that has read
-    some of them already.
+    ``checksums`` are those of the source's blocks, if the source computed any. ``stream_id`` names the stream that has
+    already read some of these blocks.
     """
 
     request_id: str
@@ -38,10 +38,10 @@ class LoadOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOrder:
-    """Read the prompt of ``request_id`` into ``block_ids`` while the peer computes it, block by announced block.
+    """Read the KV of a prompt into ``block_ids`` while the peer computes it, each block once it is announced.
 
-    ``places`` say, for each of ``block_ids``, which block of the prompt it is for (``block_place``). ``gate`` is closed
-    when nobody wants the stream any more.
+    ``places`` says, for each of ``block_ids``, which block of the prompt it receives (``block_place``). The scheduler
+    closes ``gate`` to cancel the stream.
     """
 
     stream_id: str
@@ -54,10 +54,10 @@ class StreamOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOrder:
-    """Copy ``block_ids`` of our own cache into ``slots`` of a tier, pairwise, before they are written again.
+    """Copy ``block_ids`` of our own cache into ``slots`` of a tier, pairwise, before the blocks are reused.
 
-    ``block_hashes`` address the content, pairwise. ``dropped_slots`` hold what nobody may find again: they are emptied
-    before the copies.
+    ``block_hashes`` are the content addresses, pairwise. ``dropped_slots`` hold content that must not be found again:
+    they are emptied before the copies.
     """
 
     block_ids: tuple[int, ...] = ()
@@ -70,13 +70,16 @@ class StoreOrder:
 class ConnectorOrders:
     """What the scheduler's half asks of the worker's half in one step.
 
-    ``releases`` are hand-overs that will not be read by this engine at all (request refused, aborted before its
-    load began, prompt already here): their leases end on the peer. ``cancelled_loads`` names loads whose result
-    nobody wants; each is still reported as ended, and its destination stays held until then. ``expected`` are
-    hand-overs of requests that wait here: their leases are kept alive until they are loaded, released, or
-    ``passed_on``: then their requests go on elsewhere, and have one more time-to-live to get there. ``streams`` begin
-    before ``loads``, which may take them over. ``stores`` are done, in order, before anything else. ``parts`` are the
-    orders of each source of a chain, which has no others.
+    releases: hand-overs that this engine will not read (the request was refused, or aborted before its load began, or
+        the prompt's KV is already here). The peer ends their leases.
+    cancelled_loads: loads whose result nobody wants. Each is still reported as ended, and its destination blocks stay
+        held until then.
+    expected: hand-overs of requests that wait here. Their leases are renewed until the KV is loaded, released or
+        passed on.
+    passed_on: hand-overs of requests that go on at another engine. Their leases are renewed one last time.
+    streams: begin before ``loads``, because a load may take over a stream.
+    stores: are carried out, in order, before anything else.
+    parts: the orders for each source of a chain. A chain has no other orders.
     """
 
     loads: tuple[LoadOrder, ...] = ()
@@ -99,10 +102,10 @@ class ConnectorOrders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadEnded:
-    """A load ended: from now on nothing writes its destination.
+    """A load ended: from now on nothing writes its destination blocks.
 
     ``failed_block_ids`` are destination blocks whose content must not be used; empty on success. ``error`` says
-    why, for logs and for the policy ``fail``. ``is_cancelled``: nobody wanted it any more, or the connector closed.
+    why, for logs and for the policy ``fail``. ``is_cancelled``: the load was cancelled, or the connector closed.
     """
 
     request_id: str
@@ -134,8 +137,8 @@ class LeaseEnded:
 class ConnectorEvents:
     """What ended since the last call.
 
-    ``stalled`` names loads that ran out of time while something may still write their destination: their requests
-    need not wait any longer, their destination must, until the load is reported as ended. ``ended_streams`` names
+    ``stalled`` names loads that timed out while a read may still write their destination. Their requests need not
+    wait any longer, but the destination blocks stay held until the load is reported as ended. ``ended_streams`` names
     cancelled streams whose last read ended: nothing writes their destination any more.
     """
 
@@ -163,7 +166,7 @@ class WorkerConnector(Protocol):
 
     @property
     def has_hung_read(self) -> bool:
-        """True while a read hangs for good: its destination is held, and nothing here is sure to end it."""
+        """True while a read hangs for good: its destination is held, and only this process's end is sure to end it."""
 
     def execute(self, orders: ConnectorOrders) -> None:
         """Start what was ordered."""
@@ -179,10 +182,10 @@ class WorkerConnector(Protocol):
 
 
 class PeerWorkerConnector(WorkerConnector, Protocol):
-    """The worker's half of what moves blocks between engines: peers can meet it."""
+    """The worker's half of a connector that moves blocks between engines: peers can introduce themselves to it."""
 
     def accept(self, hello: Hello) -> Hello:
-        """Meet a peer that introduces itself, and answer with ourselves. May be called from any thread.
+        """Handle a peer's introduction, and answer with our own hello. May be called from any thread.
 
         Raises:
             HandshakeRefusedError: Protocol version or layout differ.
@@ -190,7 +193,7 @@ class PeerWorkerConnector(WorkerConnector, Protocol):
 
 
 class Rendezvous(Protocol):
-    """How a connector reaches a peer for the first time; ``cluster/`` fills it with Ray, tests with a pipe."""
+    """How a connector reaches a peer for the first time: over Ray in a cluster, over a pipe in tests."""
 
     def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:
         """Carry our hello to a peer and bring back its own. Called from a connector's thread; blocks.
@@ -202,35 +205,35 @@ class Rendezvous(Protocol):
 
 
 class PeerDirectory(Protocol):
-    """Whom a connector has met. May be used from any thread."""
+    """The peers that a connector has met. May be used from any thread."""
 
     @property
     def ids(self) -> frozenset[str]:
-        """The engine ids of all that are known now."""
+        """The engine ids of all peers that are known now."""
 
     @property
     def has_room(self) -> bool:
-        """Whether another one can be met and nobody forgotten for it."""
+        """True when another peer can be met without forgetting a known one."""
 
     def greet(self, engine_id: str) -> None:
-        """Begin to meet an engine before it is needed, if there is room; known ones are left alone."""
+        """Begin the handshake with an engine before it is needed, if there is room. Known peers are left alone."""
 
     def forget(self, engine_id: str) -> None:
-        """An engine is gone for good."""
+        """Forget an engine that is gone for good."""
 
 
 class FaultSwitch(Protocol):
-    """What a live connector is to suffer. May be used from any thread."""
+    """Changes the faults that are injected into a live connector. May be used from any thread."""
 
     def change(self, options: FaultOptions) -> None:
-        """From now on these faults, and no others."""
+        """Inject these faults from now on, and no others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConnector:
-    """The scheduler's half: who answers which of its questions. ``tier`` None: what is evicted is lost.
+    """The scheduler's half: the object that implements each Protocol. ``tier`` None: evicted blocks are lost.
 
-    ``take_orders`` hands over what was queued since its last call.
+    ``take_orders`` returns the orders that were queued since its last call.
     """
 
     source: KVSource
@@ -251,7 +254,7 @@ class Connector:
 
 
 WakeCallback = Callable[[], None]
-"""Called from a connector's thread when ``collect`` has something new: an idle engine must wake up."""
+"""Wakes an idle engine. A connector's thread calls it when ``collect`` has something new."""
 
 ConnectorBuilder = Callable[[KVLayout, KVRegion, WakeCallback], Connector]
-"""Makes a connector for a cache of that layout at that place."""
+"""Makes a connector for a KV cache with the given layout and memory region."""

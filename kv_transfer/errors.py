@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 
 class PortableError(Exception):
-    """An error that another process can be told, whatever its constructor asks for.
+    """An error that can be pickled and sent to another process, whatever arguments its constructor takes.
 
-    Pickle would call the constructor with the message alone.
+    By default pickle would call the constructor with the message alone.
     """
 
     def __reduce__(self) -> tuple[Callable[..., PortableError], tuple[object, ...]]:
@@ -26,7 +26,7 @@ class KVTransferError(PortableError):
 
 
 class HandshakeRefusedError(KVTransferError):
-    """Two engines met and do not fit together."""
+    """Two engines met, and cannot exchange blocks."""
 
     def __init__(self, *, what: str, ours: object, theirs: object) -> None:
         super().__init__(f"handshake refused: {what} differs: ours is {ours!r}, the peer's is {theirs!r}")
@@ -53,4 +53,4 @@ class UnknownConnectorError(KVTransferError):
 
 
 class InvalidOptionError(KVTransferError, ValueError):
-    """An option of the configuration has a value that cannot be, or contradicts another one."""
+    """An option of the configuration has an impossible value, or contradicts another option."""

@@ -35,7 +35,8 @@ from kv_transfer.tier.worker_connector import TierWorker
 from kv_transfer.transport import Transport
 
 _HOST_ANNOUNCE_PERIOD_S = 0.05
-"""An announcement, and the reads that follow it, take about 1 ms of the cores that compute the prompt."""
+"""Pause between announcements where they are paced. One announcement and the reads that follow it take about 1 ms of
+the cores that compute the prompt."""
 
 
 def build_connector(
@@ -49,14 +50,14 @@ def build_connector(
     clock: Callable[[], float] = time.monotonic,
     fabric: InProcessFabric | None = None,
 ) -> Connector:
-    """Build both halves; the worker's threads run from now until its ``close``.
+    """Build both halves of the connector. The worker's threads run from now until its ``close``.
 
     ``inproc`` needs the ``fabric`` that joins the engines of this process, and meets peers there; ``nixl`` meets them
-    over ``rendezvous``. ``wake`` is called from the worker's threads, and from the thread of whoever closes it.
+    over ``rendezvous``. ``wake`` is called from the worker's threads, and from the thread that calls ``close``.
 
     Raises:
         KVTransferError: The connector cannot use this region.
-        InvalidOptionError: A tier has no room for a block, or nowhere to be.
+        InvalidOptionError: A tier has no room for a block, or no place to keep blocks.
     """
     if region.block_bytes != layout.block_bytes:
         raise KVTransferError(f"the region has blocks of {region.block_bytes} bytes, the layout {layout.block_bytes}")
@@ -84,7 +85,7 @@ class _Site:
     clock: Callable[[], float]
 
     def checked_memory(self) -> BlockMemory | None:
-        """The engine's blocks, where they are to be compared with checksums."""
+        """The engine's blocks if their checksums are verified, else None."""
         options = self.options
         has_checksums = self.region.memory is MemoryKind.DRAM if options.checksums is None else options.checksums
         return open_block_memory(self.region) if has_checksums else None
@@ -99,9 +100,9 @@ class _Site:
         announcements: Announcements,
         memory: BlockChecksums | None,
     ) -> tuple[TransferWorker, FaultPlan | None]:
-        """A worker that reads into the engine's blocks, and suffers the faults of the plan.
+        """A worker that reads into the engine's blocks, with the faults of the plan injected.
 
-        What arrives is compared with its checksums in ``memory``.
+        ``memory`` is used to compare the blocks that arrive with their checksums.
         """
         counters = TransferCounters()
         plan: FaultPlan | None = None
@@ -138,7 +139,7 @@ class _BuiltTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BuiltPeers:
-    """What moves blocks between engines: a connector of its own, in which what is evicted is lost."""
+    """What moves blocks between engines: a connector of its own, without a tier, so evicted blocks are lost."""
 
     scheduler: PeerSchedulerConnector
     connector: Connector
@@ -185,7 +186,7 @@ def _build_peers(site: _Site, name: str, rendezvous: Rendezvous, fabric: InProce
 
 
 def _build_tier(site: _Site, tier: Tier) -> _BuiltTier:
-    """What keeps evicted blocks."""
+    """Build a tier, which keeps evicted blocks."""
     memory = site.checked_memory()
     storage = tier.open_storage(site.options, layout=site.layout, region=site.region, has_checksums=memory is not None)
     identity = PeerIdentity(engine_id=f"{site.identity.engine_id}/{tier.name}", incarnation=site.identity.incarnation)
@@ -204,7 +205,7 @@ def _build_tier(site: _Site, tier: Tier) -> _BuiltTier:
 
 
 def _chain(options: ConnectorOptions, layout: KVLayout, tiers: list[_BuiltTier], peers: _BuiltPeers) -> Connector:
-    """All of them as one connector, asked in the order of the configuration."""
+    """Join tiers and peers into one connector that asks them in the order of the configuration."""
     schedulers: dict[str, TierSchedulerConnector | PeerSchedulerConnector] = {
         options.peer_source: peers.scheduler,
         **{tier.name: tier.scheduler for tier in tiers},

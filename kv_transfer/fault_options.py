@@ -1,4 +1,4 @@
-"""Which faults a connector is to suffer on purpose, as configured."""
+"""The configuration of injected faults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kv_transfer.errors import InvalidOptionError
 
 
 class Fault(StrEnum):
-    """What can be made to go wrong; each is the name of its probability in ``FaultOptions``."""
+    """The faults that can be injected. Each value is the name of the fault's probability in ``FaultOptions``."""
 
     READ_FAILS = "read_fails"
     READ_HANGS = "read_hangs"
@@ -27,9 +27,9 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledFault:
-    """The ``nth`` occasion (from 1) for ``fault`` is taken, whatever its probability."""
+    """Inject ``fault`` on its ``nth`` occasion (counted from 1), whatever its probability."""
 
-    # Read by whoever validates configuration files: a key that does not exist is refused there.
+    # pydantic reads this when it validates configuration files: it refuses unknown keys.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     fault: Fault
@@ -47,7 +47,7 @@ class ScheduledFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultOptions:
-    """Probabilities from 0 to 1 for each occasion, and occasions that are taken by number.
+    """How likely each fault is, from 0 to 1, on each occasion for it; and faults injected on the n-th occasion.
 
     Occasions are: a posted read (``read_*``, ``bit_flips``, ``peer_replaced``), a message to send (``notification_*``),
     a handshake that this engine begins (``handshake_refused``), a reader's "done" (``lease_expired``).
@@ -68,7 +68,7 @@ class FaultOptions:
     schedule: tuple[ScheduledFault, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what is no probability.
+        """Refuse values that are not probabilities.
 
         Raises:
             InvalidOptionError: Names the key and its value.
@@ -80,6 +80,6 @@ class FaultOptions:
             raise InvalidOptionError(f"faults.late_s: a delay is a number of seconds from 0 on, got {self.late_s}")
 
     def probability(self, fault: Fault) -> float:
-        """How likely an occasion for ``fault`` is taken."""
+        """The probability that ``fault`` is injected on an occasion for it."""
         value: float = getattr(self, fault.value)
         return value

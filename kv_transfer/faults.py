@@ -1,7 +1,7 @@
-"""Faults on purpose: a decorator around any transport and rendezvous, deterministic by seed or by schedule.
+"""Fault injection: a decorator around any transport and rendezvous, deterministic by seed or by schedule.
 
-Each kind of fault has its own stream of random numbers, so that the n-th occasion for a fault is decided the same
-whatever the other faults do. What is decided happens below the protocol, which cannot tell it from a real fault.
+Each kind of fault has its own stream of random numbers. So the decision for the n-th occasion of a fault does not
+depend on the other faults. Faults are injected below the protocol, which cannot tell them from real ones.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _IMPOSTOR_NAME = "impostor:"
 
 
 class FaultPlan:
-    """Decides which occasions are taken, and counts them. Called from several threads: each fault from one only.
+    """Decides on which occasions to inject a fault, and counts them.
 
-    A live cluster's faults can be changed: a new set is put in place whole, and occasions count anew.
+    Several threads call it, but each kind of fault belongs to one thread. The faults of a live cluster can be changed:
+    the new set replaces the old one as a whole, and occasions are counted from the start again.
     """
 
     def __init__(self, options: FaultOptions, counters: TransferCounters) -> None:
@@ -38,21 +39,21 @@ class FaultPlan:
 
     @property
     def late_s(self) -> float:
-        """How late is late."""
+        """By how many seconds late reads and messages are delayed."""
         return self._odds.late_s
 
     def change(self, options: FaultOptions) -> None:
-        """From now on these faults, and no others. From any thread."""
+        """Inject these faults from now on, and no others. From any thread."""
         self._odds = _Odds(options)
 
     def hits(self, fault: Fault) -> bool:
-        """True when this occasion for ``fault`` is taken."""
+        """True when ``fault`` is to be injected on this occasion."""
         is_hit = self._odds.hits(fault)
         self._counters.num_injected_faults += is_hit
         return is_hit
 
     def choose(self, fault: Fault, num_choices: int) -> int:
-        """Draw which of several things a fault hits."""
+        """Draw the index of the thing that a fault hits."""
         return self._odds.choose(fault, num_choices)
 
 
@@ -89,10 +90,10 @@ class FailedRead:
 
 
 class HangingRead:
-    """A read that never ends: nothing but closing the transport ends it."""
+    """A read that ends only when the transport is closed."""
 
     def poll(self) -> ReadState:
-        """Active, for ever."""
+        """Always active."""
         return ReadState.ACTIVE
 
     def close(self) -> None:
@@ -109,7 +110,7 @@ class LateRead:
         self._read: Read | None = None
 
     def poll(self) -> ReadState:
-        """Active until the time came, then whatever the read is that begins only now."""
+        """Active until the time has come. Then the real read begins, and its state is returned."""
         if self._read is None:
             if self._clock() < self._due_s:
                 return ReadState.ACTIVE
@@ -126,7 +127,7 @@ class LateRead:
 
 
 class FlippingRead:
-    """A read after whose end one bit of one block is wrong."""
+    """A read that damages one bit of one block when it ends."""
 
     def __init__(self, read: Read, *, flip: Callable[[], None]) -> None:
         self._read = read
@@ -147,7 +148,8 @@ class FlippingRead:
 
 
 class FaultyTransport:
-    """Implements ``Transport`` around another one. Must be polled, since late messages have nobody who reports them."""
+    """Implements ``Transport`` around another one. It must be polled, because nothing wakes the caller for late
+    messages."""
 
     needs_polling = True
 
@@ -184,7 +186,7 @@ class FaultyTransport:
         return self._transport.metadata
 
     def add_peer(self, hello: Hello) -> str:
-        """Get ready to talk to a peer; to one that the faults made up there is no connection."""
+        """Get ready to talk to a peer. There is no connection to a peer that fault injection made up."""
         incarnation = hello.identity.incarnation
         if incarnation.startswith(_IMPOSTOR):
             return f"{_IMPOSTOR_NAME}{hello.identity.engine_id}/{incarnation}"
@@ -196,7 +198,7 @@ class FaultyTransport:
             self._transport.remove_peer(peer)
 
     def start_read(self, peer: str, source_block_ids: Sequence[int], block_ids: Sequence[int]) -> Read:
-        """Begin to copy, unless the plan has something else in mind."""
+        """Begin to copy, or begin the faulty read that the plan decides on."""
         self._refuse_impostor(peer)
         plan = self._plan
         if plan.hits(Fault.PEER_REPLACED):
@@ -235,7 +237,7 @@ class FaultyTransport:
             self._transport.send(peer, message)
 
     def receive(self) -> Sequence[tuple[str, bytes]]:
-        """The messages that arrived; the lease under a "done" may have expired just before."""
+        """The messages that arrived. A lease may be made to expire just before its "done" is returned."""
         self._send_late()
         messages = self._transport.receive()
         for _, message in messages:
@@ -257,7 +259,7 @@ class FaultyTransport:
             _, _, peer, message = heapq.heappop(self._late)
             try:
                 self._transport.send(peer, message)
-            except TransportError:  # who would have seen it has gone on long ago: the message is lost
+            except TransportError:  # the caller that sent it returned long ago: the message is lost
                 self._plan.hits(Fault.NOTIFICATION_LOST)
 
     @staticmethod
@@ -276,7 +278,7 @@ class FaultyRendezvous:
         self._serial = itertools.count()
 
     def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:
-        """Meet a peer, be refused, or meet the one that took its place.
+        """Meet a peer, or be refused, or meet another engine in its place, as the plan decides.
 
         Raises:
             HandshakeRefusedError: The peer refused us, or the plan did.

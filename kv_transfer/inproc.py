@@ -1,4 +1,4 @@
-"""Engines of one process hand blocks to each other by copying memory: the same protocol without a network."""
+"""Hand-over between engines of one process by copying memory: the same protocol without a network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kv_transfer.transport import Read, ReadState, TransportError
 
 
 class InProcessFabric:
-    """Joins the engines of one process; whoever builds them makes one and gives it to each. Also their rendezvous."""
+    """Joins the engines of one process, and is their rendezvous. All engines must be built with the same fabric."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,7 +29,7 @@ class InProcessFabric:
             self._transports[transport.name] = transport
 
     def introduce(self, engine_id: str, transport: InProcessTransport, accept: Callable[[Hello], Hello]) -> None:
-        """Let an engine be met; a new life of an engine takes the place of the old one."""
+        """Let peers meet an engine. A new incarnation of an engine replaces the old one."""
         with self._lock:
             self._accept[engine_id] = (transport, accept)
 
@@ -41,10 +41,10 @@ class InProcessFabric:
                 del self._accept[engine_id]
 
     def find(self, name: str) -> InProcessTransport:
-        """The transport of that name.
+        """The transport with this name.
 
         Raises:
-            TransportError: It was closed, or never was.
+            TransportError: It was closed, or never existed.
         """
         with self._lock:
             transport = self._transports.get(name)
@@ -68,7 +68,7 @@ class InProcessFabric:
 
 @dataclass(frozen=True, slots=True)
 class InProcessRead:
-    """A copy that was over when it was started."""
+    """A copy that had already ended when ``start_read`` returned."""
 
     def poll(self) -> ReadState:
         """Done."""
@@ -149,7 +149,7 @@ class InProcessTransport:
 
     @contextlib.contextmanager
     def open_memory(self) -> Iterator[None]:
-        """While this is entered our region can be read: it is not given back to its owner.
+        """Keep our region readable while this context is entered: ``close`` waits for it.
 
         Raises:
             TransportError: This transport is closed.
@@ -160,7 +160,7 @@ class InProcessTransport:
             yield
 
     def close(self) -> None:
-        """Leave the fabric, once no peer copies from our memory."""
+        """Leave the fabric as soon as no peer copies from our memory."""
         self._fabric.detach(self)
         with self._memory_lock:
             self._is_closed = True

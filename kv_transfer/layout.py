@@ -25,8 +25,8 @@ class MemoryKind(StrEnum):
 class KVCacheGroup:
     """Layers of a model whose KV shares blocks, because they all see the same window.
 
-    layers: the numbers of these layers in the model. window: how many tokens a position sees, itself included; None:
-    all before it as well.
+    layers: the numbers of these layers in the model. window: how many tokens a position sees, itself included. None:
+    it sees all earlier tokens.
     """
 
     layers: tuple[int, ...]
@@ -36,9 +36,9 @@ class KVCacheGroup:
 def group_layers(windows: Sequence[int | None]) -> tuple[KVCacheGroup, ...]:
     """Divide a model's layers, each with its window, into KV cache groups that share one pool of equal blocks.
 
-    Layers of one window alone make one group. Otherwise no group has more layers than the rarest window: of 28 layers,
-    24 of which have a window, 1 group of 4 layers that see everything and 6 of 4 layers with the window. Layers that
-    see everything come first, then the wider windows.
+    If all layers have the same window, they make one group. Otherwise no group has more layers than the rarest window.
+    For example, 28 layers of which 24 have a window make 1 group of 4 layers without a window and 6 groups of 4 layers
+    with it. Groups without a window come first, then groups from the widest window to the narrowest.
 
     Source: the hybrid KV cache manager of vLLM.
     """
@@ -56,18 +56,18 @@ def group_layers(windows: Sequence[int | None]) -> tuple[KVCacheGroup, ...]:
 
 KEYS_AND_VALUES: Final = 2
 LATENTS: Final = 1
-"""Parts of a layer's KV. One for attention whose values are columns of its keys (``AttentionSpec.value_size``)."""
+"""Number of parts of a layer's KV. One part where the values are columns of the keys (``AttentionSpec.value_size``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
     """The shape of one block: ``[num_kv_heads, layers_per_block, num_parts, block_size, head_dim]``, contiguous.
 
-    num_parts: ``KEYS_AND_VALUES``, the keys first, or ``LATENTS``, which are both.
+    num_parts: ``KEYS_AND_VALUES`` (keys first), or ``LATENTS``, which serve as both.
 
-    Heads come first, so that those of one rank are one contiguous range. A block holds the KV of ``block_size`` tokens,
-    of the layers of one of the ``groups``. Blocks are equal and any of them may serve any group; one with fewer layers
-    than the others leaves the rest of its blocks unused.
+    Heads come first, so that the heads of one rank are one contiguous range. A block holds the KV of ``block_size``
+    tokens for the layers of one group. All blocks have the same size, and any block may serve any group. A group with
+    fewer layers than the others leaves the rest of each block unused.
 
     Two engines may exchange blocks only if their layouts are equal, ``model_hash`` included: it identifies the
     weights, so that KV of another model is refused even where the shapes agree.
@@ -99,7 +99,7 @@ class KVLayout:
 
     @property
     def layers_per_block(self) -> int:
-        """Layers that a block has room for: those of the largest group."""
+        """Number of layers that a block has room for: as many as the largest group has."""
         return max(len(group.layers) for group in self.groups)
 
     @property
@@ -112,7 +112,7 @@ class KVLayout:
     def layout_hash(self) -> str:
         """A short digest of every field: equal digests mean that blocks can be exchanged."""
         *fields, num_parts = dataclasses.astuple(self)
-        if num_parts != KEYS_AND_VALUES:  # left out otherwise: engines and disks from before there were others agree
+        if num_parts != KEYS_AND_VALUES:  # left out otherwise, so that digests from before this field stay the same
             fields.append(num_parts)
         return hashlib.sha256(repr(tuple(fields)).encode()).hexdigest()[:16]
 

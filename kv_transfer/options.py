@@ -13,7 +13,7 @@ from kv_transfer.transfer_options import TransferOptions
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """What supplies KV. ``chain`` names the sources that the connector ``chain`` asks, in order."""
+    """Which source supplies KV. ``chain`` lists the sources of the connector ``chain``, in the order they are asked."""
 
     connector: str = next(iter(PEER_SOURCES))
     chain: tuple[str, ...] = ()
@@ -21,17 +21,17 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorOptions(TransferOptions, DiskTierOptions, HostTierOptions, SourceOptions):
-    """All settings of a connector: those of what moves blocks between engines, and those of each tier.
+    """All settings of a connector: how blocks move between engines, and the settings of each tier.
 
-    The fields of the last base come first, in docs/configuration.md too.
+    The fields of the last base class come first, in docs/configuration.md too.
 
     Raises:
-        UnknownConnectorError: ``connector`` is not one of them.
-        InvalidOptionError: Options contradict each other, a time is none, or ``faults`` are configured and not allowed.
+        UnknownConnectorError: ``connector`` is not a known connector.
+        InvalidOptionError: Options contradict each other, a time is not above 0, or ``faults`` are not allowed.
     """
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Check all options."""
         if self.connector not in CONNECTORS:
             raise UnknownConnectorError(name=self.connector, known=(*CLUSTER_PEER_SOURCES, CHAIN))
         self.check_transfer()
@@ -46,7 +46,7 @@ class ConnectorOptions(TransferOptions, DiskTierOptions, HostTierOptions, Source
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """What supplies KV, in the order in which it is asked."""
+        """The sources that supply KV, in the order in which they are asked."""
         return self.chain or (self.connector,)
 
     @property
@@ -60,7 +60,7 @@ class ConnectorOptions(TransferOptions, DiskTierOptions, HostTierOptions, Source
         return tuple(TIERS[source] for source in self.chain if source in TIERS)
 
     def main_memory_bytes(self) -> int:
-        """What all tiers together take of a worker's main memory."""
+        """Bytes of a worker's main memory that all tiers together take."""
         return sum(tier.main_memory_bytes(self) for tier in self.tiers)
 
     def _check_chain(self) -> None:

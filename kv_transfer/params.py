@@ -12,13 +12,13 @@ PROTOCOL_VERSION = 4
 1: plain hand-over: handshake, lease, READ, done with acknowledgement.
 2: ``checksums`` are the 64-bit XXH3 of each block's bytes, unless the source makes none.
 3: streamed hand-over: ``KVStreamParams``; ``epoch`` ties blocks that were read early to the lease that confirms them.
-4: KV cache groups: ``block_ids`` and ``checksums`` by group, of each the last blocks that its window needs.
+4: KV cache groups: ``block_ids`` and ``checksums`` by group; of each group only the last blocks, those in its window.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerIdentity:
-    """Who an engine is: its name, and which life of it (a restart has a new incarnation)."""
+    """An engine's name, and its incarnation: each restart gets a new one."""
 
     engine_id: str
     incarnation: str
@@ -28,9 +28,9 @@ class PeerIdentity:
 class Hello:
     """What two engines tell each other when they meet, in both directions.
 
-    ``layout_hash`` and ``protocol_version`` are compared before ``agent_metadata`` (opaque to all but the
-    transport) is looked at. ``base_address``, ``num_blocks``, ``block_bytes``, ``memory`` and ``device_index``
-    describe the sender's KV region.
+    ``layout_hash`` and ``protocol_version`` are compared first. Only then does the transport read ``agent_metadata``,
+    which is opaque to everything else. ``base_address``, ``num_blocks``, ``block_bytes``, ``memory`` and
+    ``device_index`` describe the sender's KV region.
     """
 
     protocol_version: int
@@ -49,10 +49,10 @@ class Hello:
 class KVTransferParams:
     """Where the KV of a prompt lies, and the lease under which it may be read.
 
-    ``block_ids`` are the prefill engine's blocks in prompt order, one tuple a KV cache group. Those of a group that
-    sees every token cover ``num_tokens`` tokens, the last of them perhaps in part; those of a group with a window are
-    the last of as many, all that the last of these tokens sees. ``checksums`` has one number a block. ``epoch`` is that
-    of the announcements of these blocks: what was read of one of them under another epoch is void. 0: none were
+    ``block_ids`` are the prefill engine's blocks in prompt order, one tuple per KV cache group. For a group without a
+    window they cover all ``num_tokens`` tokens; the last block may be partly filled. For a group with a window they are
+    only the last blocks, those that the last token sees. ``checksums`` has one number per block. ``epoch`` is the one
+    under which these blocks were announced: a block that was read under another epoch is void. 0: no block was
     announced.
     """
 
@@ -70,8 +70,9 @@ class KVTransferParams:
 class KVStreamParams:
     """Where the KV of a prompt is being computed now, so that its blocks can be read as they become complete.
 
-    The source announces them under the id of the request. What was read so counts only once ``KVTransferParams`` of
-    the same request confirmed it; if those do not come within ``timeout_s`` the reader frees what it read.
+    The source announces blocks under the request's id. Blocks that were read early count only once the
+    ``KVTransferParams`` of the same request confirm them. If these do not arrive within ``timeout_s``, the reader
+    frees the blocks.
     """
 
     protocol_version: int

@@ -1,4 +1,4 @@
-"""What ``kv_transfer.connector`` and ``kv_transfer.chain`` may name: one entry each, from which all else derives."""
+"""The registry of connectors and tiers that ``kv_transfer.connector`` and ``kv_transfer.chain`` may name."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class TransportOpener(Protocol):
     def __call__(
         self, options: TransferOptions, *, identity: PeerIdentity, region: KVRegion, fabric: InProcessFabric | None
     ) -> Transport:
-        """Get ready to be met; the region stays where it is until the transport is closed."""
+        """Open a transport that peers can reach. The region must stay in place until the transport is closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSource:
-    """What moves blocks between engines. Its settings are ``TransferOptions``.
+    """A connector that moves blocks between engines. Its settings are ``TransferOptions``.
 
-    in_cluster: it moves them between processes, too, as the workers of a cluster need it.
+    in_cluster: it also moves blocks between processes, as the workers of a cluster need.
     """
 
     name: str
@@ -44,11 +44,11 @@ class PeerSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """What keeps blocks that the prefix cache evicts.
+    """A tier that keeps blocks which the prefix cache evicts.
 
-    name: as the chain names it; ``<name>_bytes`` is among its options, ``num_<name>_*`` are its counters.
-    place: where it keeps them, as in "1 GiB of main memory".
-    options: its settings, which are a base of ``ConnectorOptions``.
+    name: its name in the chain; ``<name>_bytes`` is one of its options, ``num_<name>_*`` are its counters.
+    place: where it keeps blocks, as in "1 GiB of main memory".
+    options: the class of its settings, a base class of ``ConnectorOptions``.
     open_storage: called with these options, and ``layout``, ``region`` and ``has_checksums``.
     """
 
@@ -59,15 +59,15 @@ class Tier:
 
     @property
     def size_key(self) -> str:
-        """The option that says how much it may keep."""
+        """The name of the option that limits its size."""
         return f"{self.name}_bytes"
 
     def num_bytes(self, options: TierOptions) -> int:
-        """How much it may keep."""
+        """How many bytes it may keep."""
         return int(getattr(options, self.size_key))
 
     def main_memory_bytes(self, options: TierOptions) -> int:
-        """What it takes of the main memory of each worker."""
+        """How many bytes of each worker's main memory it takes."""
         return self.options.main_memory_bytes(options)
 
     def check(self, options: TierOptions) -> None:
@@ -110,7 +110,7 @@ PEER_SOURCES: Final = {
         PeerSource(name="inproc", open_transport=_open_inproc, in_cluster=False),
     )
 }
-"""The first one is meant where none is named."""
+"""The connectors that move blocks between engines. The first one is the default."""
 
 TIERS: Final = {
     entry.name: entry
@@ -119,13 +119,13 @@ TIERS: Final = {
         Tier(name="disk", place="disk space", options=DiskTierOptions, open_storage=open_disk_storage),
     )
 }
-"""A new tier is a folder with its options and its storage, an entry here, and a base of ``ConnectorOptions``."""
+"""To add a tier: a folder with its options and its storage, an entry here, and a base class of ``ConnectorOptions``."""
 
 CONNECTORS: Final = (*PEER_SOURCES, CHAIN)
 """What ``connector`` may name."""
 
 CLUSTER_PEER_SOURCES: Final = tuple(name for name, source in PEER_SOURCES.items() if source.in_cluster)
-"""Those that messages offer: others are for engines of one process, which nobody configures."""
+"""The connectors that error messages suggest. The others join engines of one process, and are not configured."""
 
 SOURCES: Final = (*PEER_SOURCES, *TIERS)
 """What ``chain`` may name."""

@@ -1,4 +1,4 @@
-"""What a connector counts, and how a counter is declared: one field says all that is told of it anywhere."""
+"""The counters of a connector, and how to declare one: a single field defines how it is shown everywhere."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """How a counter is told.
+    """How a counter is shown.
 
     text: what it counts, for people who read `/metrics`.
-    metric: its name in `/metrics`, after ``baton:`` and before ``_total``; None takes that of the field.
-    labels: more labels there; counters of one metric differ in them.
-    vllm: its name in vLLM's server, where that has it.
-    total: its name among the totals of `/status`, where it stands there.
-    is_of_loads: of a load in several parts it counts the load, not each part.
+    metric: its name in `/metrics`, after ``baton:`` and before ``_total``; None: the name of the field.
+    labels: its additional labels in `/metrics`; they tell counters of one metric apart.
+    vllm: its name in vLLM's server, if vLLM has this counter.
+    total: its name among the totals of `/status`, if it is shown there.
+    is_of_loads: a load in several parts counts once, not once for each part.
     """
 
     text: str = ""
@@ -51,13 +51,13 @@ def counters_of(kind: type) -> Mapping[str, Counted]:
 class TransferStats:
     """Counters since the start of the connector.
 
-    ``num_transfers`` are the loads that ended; cancelled ones count neither as failed nor as good. A failed load may
-    have good blocks; ``num_corrupt_blocks`` are the failed ones whose checksum was wrong. ``num_blocks`` is what was
-    moved, of whatever load and of whatever use: ``num_bytes`` is always that many blocks' bytes.
-    ``num_streamed_blocks`` are those of good loads that were here before the load was ordered: their transfer hid
-    behind the prefill. ``num_host_*`` and ``num_disk_*`` are those of the tiers: ``*_loaded_*`` are part of
-    ``num_blocks`` and ``num_bytes``, ``*_refused_blocks`` found no room or no way there, and ``num_disk_lost_blocks``
-    were stored but could not be written, or were damaged.
+    ``num_transfers`` counts loads that ended; cancelled loads count neither as failed nor as good. A failed load may
+    have good blocks; ``num_corrupt_blocks`` counts failed blocks with a wrong checksum. ``num_blocks`` counts all
+    blocks that were moved, for any load and whether they were used or not; ``num_bytes`` is the size of these blocks.
+    ``num_streamed_blocks`` counts blocks of good loads that arrived before the load was ordered, during the prefill.
+    ``num_host_*`` and ``num_disk_*`` belong to the tiers: ``*_loaded_*`` are part of ``num_blocks`` and ``num_bytes``,
+    ``*_refused_blocks`` found no free slot or no free buffer, and ``num_disk_lost_blocks`` were accepted but could not
+    be written to disk, or were damaged.
     """
 
     num_transfers: int = counted(

@@ -1,4 +1,4 @@
-"""Where the engine's thread and the connector's meet over one stream: may a read of it begin, and is one under way?"""
+"""The gate of one stream, shared by the engine's thread and the connector's: may a read begin, is one in flight?"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 class StreamGate:
     """Lets reads begin until it is closed. Safe to call from any thread.
 
-    Because of it a stream without a read in flight can be cancelled at once: its blocks need not wait for an answer.
+    It lets the scheduler cancel a stream without a read in flight at once: its blocks need not wait for an answer.
     """
 
     def __init__(self) -> None:
@@ -19,16 +19,16 @@ class StreamGate:
 
     @property
     def is_awaited(self) -> bool:
-        """True when a read was under way as it was closed: somebody waits for its end."""
+        """True when a read was in flight when the gate was closed: the scheduler waits for the end of that read."""
         return self._is_awaited
 
     @property
     def is_closed(self) -> bool:
-        """True once nobody wants the stream any more."""
+        """True once the stream was cancelled."""
         return self._is_closed
 
     def begin_read(self) -> bool:
-        """Ask to write the destination; False when the gate is closed."""
+        """Ask for permission to write the destination. False when the gate is closed."""
         with self._lock:
             if self._is_closed:
                 return False
@@ -36,13 +36,13 @@ class StreamGate:
             return True
 
     def end_read(self) -> None:
-        """A read that began writes no more."""
+        """Note that the read in flight ended and writes no more."""
         with self._lock:
             self._num_open -= 1
             assert self._num_open >= 0, "a read ended twice"
 
     def close(self) -> bool:
-        """Let no read begin from now on; True when none is under way either."""
+        """Let no read begin from now on. Returns True when none is in flight either."""
         with self._lock:
             self._is_closed = True
             self._is_awaited = self._num_open > 0

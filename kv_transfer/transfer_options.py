@@ -16,12 +16,12 @@ TransportChoice = Literal["auto", "local", "network"]
 class TransferOptions:
     """How blocks move, and how long that may take.
 
-    ``checksums`` None means: where the KV cache lies in host memory. ``streamed``: hand prompts over while they are
-    computed; ``auto`` tells readers of what lies in host memory so seldom that it takes next to nothing from a prefill
-    on the same cores. ``transport`` is what ``nixl`` moves blocks over: ``local`` between processes of one user on one
-    machine, which listen on nothing; ``network`` between machines; ``auto`` is for whoever knows the cluster to decide,
-    and means ``network`` where nobody did. A read that goes on for ``hung_read_timeout_s`` after its load ran out of
-    time counts as hanging for good.
+    checksums: None: only where the KV cache lies in host memory.
+    streamed: hand prompts over while they are computed. With ``auto``, blocks in host memory are announced so rarely
+        that it hardly slows a prefill on the same cores.
+    transport: what ``nixl`` moves blocks over. ``local``: between processes of one user on one machine, without
+        listening ports. ``network``: between machines. ``auto``: the cluster decides; without one it means ``network``.
+    hung_read_timeout_s: a read that goes on for this long after its load timed out counts as hanging for good.
     """
 
     lease_ttl_s: float = 30.0
@@ -36,7 +36,7 @@ class TransferOptions:
     allow_faults: bool = False
 
     def check_transfer(self) -> None:
-        """Refuse what cannot be, and faults that nobody allowed.
+        """Refuse impossible values, and faults that are not allowed.
 
         Raises:
             InvalidOptionError: Names the option and its value.

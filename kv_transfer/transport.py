@@ -1,4 +1,4 @@
-"""The seam below the hand-over protocol: what moves bytes and messages, and nothing else."""
+"""The interface below the hand-over protocol: it moves bytes and messages, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kv_transfer.params import Hello
 
 
 class TransportError(KVTransferError):
-    """The connection to a peer broke; nothing more can be sent to it or read from it before it is met again."""
+    """The connection to a peer broke. Nothing can be sent to the peer or read from it before a new handshake."""
 
     def __init__(self, *, peer: str, reason: str) -> None:
         super().__init__(f"connection to {peer} broke: {reason}")
@@ -20,7 +20,7 @@ class TransportError(KVTransferError):
 
 
 class ReadState(StrEnum):
-    """What is known of a read."""
+    """The state of a read."""
 
     ACTIVE = "active"
     DONE = "done"
@@ -28,7 +28,7 @@ class ReadState(StrEnum):
 
 
 class Read(Protocol):
-    """One posted read of some blocks."""
+    """A read of some blocks that was posted."""
 
     def poll(self) -> ReadState:
         """The state now. After DONE and FAILED nothing writes the destination any more."""
@@ -40,9 +40,9 @@ class Read(Protocol):
 class Transport(Protocol):
     """Moves blocks and messages between engines.
 
-    All calls come from one thread, the connector's, except ``metadata``. Peers are named by what ``add_peer``
-    returned. ``needs_polling`` says whether messages and ends of reads must be asked for; otherwise the transport
-    calls ``on_event`` (from any thread) when there is something.
+    All calls come from the connector's thread, except ``metadata``. The name of a peer is the one that ``add_peer``
+    returned. With ``needs_polling`` the caller must poll for messages and ends of reads; otherwise the transport calls
+    ``on_event``, from any thread, when there are any.
     """
 
     needs_polling: bool
