@@ -1,4 +1,4 @@
-"""Prompts that this engine computes and will hand over: which of their blocks are complete, and who wants to know."""
+"""Prompts that this engine computes and will hand over: their complete blocks, and the readers that subscribed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_BLOCKS_PER_MESSAGE = 256
 
 @dataclass(slots=True, kw_only=True)
 class _Prompt:
-    """What is complete of a prompt, in one go at computing it: under one ``epoch`` no block of it changes."""
+    """The complete blocks of a prompt in one attempt to compute it. Under one ``epoch`` no announced block changes."""
 
     epoch: int
     next_tell_s: float
@@ -28,7 +28,7 @@ class _Prompt:
 
 @dataclass(slots=True, kw_only=True)
 class _Subscription:
-    """A reader, and how much of which epoch it was told."""
+    """A reader, the last epoch that it was told of, and how many of that epoch's blocks."""
 
     sender: str
     until_s: float
@@ -38,19 +38,20 @@ class _Subscription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announced:
-    """What was announced of a prompt that is complete now: ``checksums`` by block id."""
+    """The announcements for a prompt that is complete now: their epoch, and ``checksums`` by block id."""
 
     epoch: int = 0
     checksums: Mapping[int, int] = field(default_factory=dict)
 
 
 class Announcements:
-    """Safe to call from any thread: the engine announces, the connector's thread subscribes readers and tells them.
+    """Announcements of complete blocks, and their subscribers. Safe to call from any thread.
 
-    An epoch lasts from a prompt's first announcement until it is withdrawn or handed over; each has a number of its
-    own. ``on_change`` is called, outside the lock, when somebody is to be told something. With ``memory`` each block's
-    checksum is computed once, when it is announced. A prompt's reader is told of new blocks once in ``period_s``, and
-    never of a prompt that takes no longer than that.
+    The engine's thread announces; the connector's thread subscribes readers and sends to them. An epoch lasts from a
+    prompt's first announcement until the prompt is withdrawn or handed over. Each epoch has a unique number. With
+    ``memory`` each block's checksum is computed once, when the block is announced. A reader is told of new blocks at
+    most once per ``period_s``, and not at all if the prompt takes less time. ``on_change`` is called, outside the lock,
+    when there is something to send.
     """
 
     def __init__(
@@ -70,21 +71,21 @@ class Announcements:
 
     @property
     def num_open(self) -> int:
-        """Prompts that are being computed, of which something was announced."""
+        """Prompts that are still computed and have announced blocks."""
         return len(self._prompts)
 
     @property
     def is_paced(self) -> bool:
-        """True where announcements are to take little of the processor, and may come late."""
+        """True when announcements are delayed to save CPU time (``period_s`` above 0)."""
         return self._period_s > 0
 
     @property
     def has_due(self) -> bool:
-        """True while somebody is still to be told something."""
+        """True while announcements wait to be sent."""
         return bool(self._due)
 
     def announce(self, request_id: str, *, places: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Blocks of a prompt are complete, at ``places`` (``block_place``) behind those announced before."""
+        """Announce complete blocks of a prompt. All ``places`` (``block_place``) come after those announced before."""
         checksums = self._memory.checksums(block_ids) if self._memory is not None else ()
         with self._lock:
             prompt = self._prompts.get(request_id)
@@ -101,7 +102,7 @@ class Announcements:
         self._changed(is_wanted)
 
     def withdraw(self, request_id: str) -> None:
-        """Whatever was announced of a prompt is void; its reader is told."""
+        """Make all announcements of a prompt void, and tell its reader."""
         with self._lock:
             if self._prompts.pop(request_id, None) is None:
                 return
@@ -109,7 +110,7 @@ class Announcements:
         self._changed(is_wanted)
 
     def finish(self, request_id: str, block_ids: Sequence[int]) -> Announced:
-        """The prompt is complete and its blocks go under a lease; its reader learns of the rest with that."""
+        """End a prompt that is complete. A lease takes over its blocks, and tells the reader of those not announced."""
         with self._lock:
             prompt = self._prompts.pop(request_id, None)
             self._subscriptions.pop(request_id, None)
@@ -120,7 +121,7 @@ class Announcements:
         return Announced(epoch=prompt.epoch, checksums=dict(zip(prompt.block_ids, prompt.checksums, strict=False)))
 
     def subscribe(self, request_id: str, sender: str) -> None:
-        """Tell ``sender`` of a prompt, whether its computing has begun or not, for a time-to-live from now."""
+        """Tell ``sender`` of a prompt's blocks for one time-to-live from now. The prompt need not have begun yet."""
         now_s = self._clock()
         with self._lock:
             known = self._subscriptions.pop(request_id, None)
@@ -136,7 +137,7 @@ class Announcements:
                 self._mark(request_id)
 
     def take_due(self) -> list[tuple[str, Announce]]:
-        """What is to be told to whom now, each once."""
+        """Take the announcements that are due now, each with the name of its receiver."""
         if not self._due:
             return []
         now_s = self._clock()
@@ -189,6 +190,6 @@ class Announcements:
         return next(iter(self._subscriptions.values()))
 
     def _changed(self, is_wanted: bool) -> None:
-        on_change = self.on_change  # the connector's thread takes it away when it ends
+        on_change = self.on_change  # read once: the connector's thread resets it when it ends
         if is_wanted and on_change is not None:
             on_change()

@@ -1,4 +1,4 @@
-"""What a connector counts while it works."""
+"""The counters that a connector updates while it works."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _read_all = attrgetter(*_NAMES)
 
 @dataclass(slots=True, kw_only=True)
 class TransferCounters(TransferStats):
-    """Counters since the start, written by the connector's thread alone; anyone may take a snapshot.
+    """Counters since the start. Only the connector's thread writes them; any thread may take a snapshot.
 
-    ``num_blocks`` and ``num_bytes`` count what was moved, be it of any use or not: failed and cancelled loads too.
-    ``num_ended_streams`` are the cancelled ones that were reported.
+    ``num_blocks`` and ``num_bytes`` count everything that was moved, for failed and cancelled loads too.
+    ``num_ended_streams`` counts cancelled streams whose end was reported.
     """
 
     num_ended_streams: int = 0

@@ -1,4 +1,4 @@
-"""What an engine says when it meets another one, and what it refuses to meet."""
+"""The handshake: what an engine tells a peer about itself, and which peers it refuses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_DEVICE_INDEX = (1 << 31) - 1
 
 
 def describe_layout(layout: KVLayout) -> str:
-    """One line that tells two layouts apart for a person."""
+    """One readable line that shows how two layouts differ."""
     num_layers_of: Counter[int] = Counter()
     for group in layout.groups:
         if group.window is not None:
@@ -69,7 +69,7 @@ def check_hello(*, ours: Hello, theirs: Hello) -> None:
 
 
 def _check_region(*, ours: Hello, theirs: Hello) -> None:
-    """Refuse memory that cannot be: what is read later is named by number, and transports compute with these."""
+    """Refuse impossible memory regions: transports compute addresses from these numbers and later block ids."""
     if not 0 < theirs.num_blocks <= _MAX_NUM_BLOCKS:
         raise HandshakeRefusedError(what="number of blocks", ours=ours.num_blocks, theirs=theirs.num_blocks)
     if not 0 <= theirs.base_address <= _ADDRESS_END - theirs.num_blocks * theirs.block_bytes:

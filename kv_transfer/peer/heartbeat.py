@@ -1,4 +1,4 @@
-"""Keeps the leases alive that this engine means to read under, and ends those that it will not."""
+"""Renews the leases under which this engine will read, and releases those that it does not need."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MAX_LEASES_PER_RENEWAL = 1024
 class Heartbeat:
     """The leases that peers hold for us. Owned by the connector's thread.
 
-    All of them are renewed together, once a period, with one message a peer. A peer that was never met is met for it,
-    so that the handshake is over before the load begins; releases that wait for one are bounded, and one that is lost
-    costs no more than that lease's time-to-live.
+    All leases are renewed together, once per period, with one message per peer. If a peer is unknown, its handshake
+    begins now, so that it is over before the load begins. Releases wait for the handshake, and their number is bounded.
+    If a release is lost, the lease only lasts until the end of its time-to-live.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class Heartbeat:
             self._peers.meet(params.source)
 
     def forget(self, params: KVTransferParams) -> None:
-        """Renew a lease no longer."""
+        """Stop renewing a lease."""
         self._awaited.pop(params.lease_id, None)
 
     def pass_on(self, params: KVTransferParams) -> None:
-        """Renew a lease for the last time: another engine is to read under it, if anybody."""
+        """Renew a lease one last time: from now on another engine may read under it."""
         peer = self._peers.find(params.source)
         if self._awaited.pop(params.lease_id, None) is not None and peer is not None:
             self._send(peer, Renew(lease_ids=(params.lease_id,)))

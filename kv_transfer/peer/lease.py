@@ -1,4 +1,4 @@
-"""The leases an engine grants on its own blocks: who may still read them, and until when."""
+"""The leases that an engine grants on its own blocks: they say which reader may read them, and until when."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUM_REMEMBERED_ENDS = 4096
 
 
 class Completion(StrEnum):
-    """What became of a reader's "done"."""
+    """The result of a reader's "done"."""
 
     OK = "ok"
     EXPIRED = "expired"
@@ -47,8 +47,8 @@ class LeaseTable:
     """Grants leases and ends each exactly once: by the reader's "done", by its deadline, or by abort.
 
     Safe to call from any thread: the engine grants and aborts, the connector's thread completes, renews and expires.
-    An end goes into a queue that ``take_ended`` empties. ``on_change`` is called, outside the lock, after a grant and
-    after an end, so that whoever waits for readers knows that there is something to do.
+    Ended leases go into a queue that ``take_ended`` empties. ``on_change`` is called, outside the lock, after a lease
+    was granted or ended, to wake the connector's thread.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class LeaseTable:
         return lease
 
     def renew(self, lease_id: str) -> bool:
-        """Move a live lease's deadline to a full time-to-live from now; False when there is none to renew."""
+        """Move a live lease's deadline to a full time-to-live from now; False when the lease is not live."""
         with self._lock:
             lease = self._live_lease(lease_id)
             if lease is None:
@@ -106,10 +106,11 @@ class LeaseTable:
         return lease is not None
 
     def complete(self, lease_id: str, *, reader: str) -> Completion:
-        """End a lease because its reader has all it wants, and say whether it was alive until now.
+        """End a lease because its reader has read everything, and say whether the lease was alive until now.
 
-        ``reader`` names one read. If it completes the same lease again (its answer was lost) the answer is the same;
-        anyone else's completion of an ended lease is EXPIRED, since the blocks may have been reused under that read.
+        ``reader`` names one read. If it completes the same lease again, because the answer was lost, it gets the same
+        answer. Any other reader that completes an ended lease gets EXPIRED: its blocks may have been reused during its
+        read.
         """
         with self._lock:
             if self._completed_by.get(lease_id) == reader:
@@ -127,7 +128,7 @@ class LeaseTable:
         return Completion.EXPIRED if lease is None else Completion.OK
 
     def abort(self, lease_id: str) -> bool:
-        """End one lease at the reader's wish; False (and counted) when it is not live."""
+        """End one lease because its reader released it; False (and counted) when it is not live."""
         with self._lock:
             lease = self._live_lease(lease_id)
             if lease is None:
@@ -164,10 +165,10 @@ class LeaseTable:
         self._changed()
 
     def expire(self) -> int:
-        """End every lease whose deadline has passed, wherever it stands in the table; returns how many.
+        """End every lease whose deadline has passed; returns how many.
 
-        Renewals make deadlines unordered, so that a live lease says nothing about those behind it: all are looked at,
-        unless the earliest deadline at the last look (renewals only move them back) has not come yet.
+        Renewals make the order of deadlines arbitrary, so all leases must be checked. The check is skipped until the
+        earliest deadline found by the last check, because renewals only postpone deadlines.
         """
         with self._lock:
             now_s = self._clock()
@@ -200,7 +201,7 @@ class LeaseTable:
             )
 
     def _live_lease(self, lease_id: str) -> Lease | None:
-        """The lease if it is alive at this very moment: one past its deadline ends here."""
+        """The lease if it is live right now. A lease past its deadline is ended here."""
         lease = self._live.get(lease_id)
         if lease is not None and lease.deadline_s <= self._clock():
             self._end(lease, LeaseEnd.EXPIRED)
@@ -217,6 +218,6 @@ class LeaseTable:
         self._ended.append(LeaseEnded(request_id=lease.request_id, lease_id=lease.lease_id, reason=reason))
 
     def _changed(self) -> None:
-        on_change = self.on_change  # the connector's thread takes it away when it ends
+        on_change = self.on_change  # read once: the connector's thread resets it when it ends
         if on_change is not None:
             on_change()

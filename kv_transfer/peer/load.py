@@ -1,4 +1,4 @@
-"""One load on its way: what was ordered, what is being read, and how far it got."""
+"""One load in progress: its order, its reads, and its state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kv_transfer.peer.peers import Handshake, Peer
 
 
 class LoadPhase(Enum):
-    """Where a load stands. Only in READING and STOPPING may anything write its destination, or reads taken over."""
+    """The phase of a load. Only in READING and STOPPING, or by reads taken over, may its destination be written."""
 
     MEETING = auto()
     READING = auto()
@@ -25,11 +25,11 @@ class LoadPhase(Enum):
 class Load:
     """A load and its state, owned by the reader. ``reader_id`` names it to the source.
 
-    ``unread`` are the parts, by number, whose bytes are not all here. Reads of other parts are *stale*: a stream began
-    them and what they bring is not wanted, but it may still come. ``damage`` says why the load may end well for
-    some blocks only: parts that stay unread, or ``corrupt_block_ids``. An ``error`` is for all of them.
-    ``verifying`` are parts that are here and being compared with their checksums; ``is_confirmed`` that the source said
-    yes. ``num_streamed_blocks`` were here before the load was ordered.
+    ``unread`` are the parts, by number, that have not fully arrived. A read of any other part is *stale*: a stream
+    began it, and its data is not wanted but may still arrive. ``damage`` says why only some blocks may be good: parts
+    stayed unread, or blocks are in ``corrupt_block_ids``. An ``error`` makes all blocks invalid. ``verifying`` are
+    parts that have arrived and are being compared with their checksums. ``is_confirmed``: the source has acknowledged
+    "done". ``num_streamed_blocks`` blocks had arrived before the load was ordered.
     """
 
     order: LoadOrder
@@ -59,7 +59,7 @@ class Load:
 
     @property
     def is_open(self) -> bool:
-        """True while something is still wanted of its peer."""
+        """True while the load still needs something from its peer."""
         return self.phase is not LoadPhase.STOPPING and not self.is_confirmed
 
     @property
@@ -69,16 +69,16 @@ class Load:
 
     @property
     def awaits_source(self) -> bool:
-        """True while bytes or a message of its source are missing, or are about to be asked for again.
+        """True while the load waits for data or a message from its source, or is about to ask again.
 
-        Nothing is asked of a source that is yet to be met: the handshake goes another way, and has its own timeout.
+        It waits for nothing during the first handshake, which uses another channel and has its own timeout.
         """
         if self.phase is LoadPhase.MEETING and not self.num_retries:
             return False
         return not (self.is_confirmed or (self.phase is LoadPhase.STOPPING and self.reads))
 
     def misfit(self, *, num_source_blocks: int, num_blocks: int) -> str | None:
-        """Why it cannot be read from a source of so many blocks into a region of so many; None when it can."""
+        """Why the block ids do not fit a source and a region with this many blocks; None when they fit."""
         if not all(0 <= block_id < num_source_blocks for block_id in self.order.source_block_ids):
             return f"a source block is not among the {num_source_blocks} blocks of the peer"
         if not all(0 <= block_id < num_blocks for block_id in self.order.block_ids):
@@ -86,7 +86,7 @@ class Load:
         return None
 
     def begin_anew(self) -> None:
-        """Forget the connection that broke, but nothing that was read."""
+        """Forget the broken connection, but keep what was read."""
         self.num_retries += 1
         self.error = None
         self.peer = None
@@ -94,12 +94,12 @@ class Load:
         self.next_done_s = 0.0
 
     def verify(self, part: Part, reads: PartReads) -> None:
-        """Have what arrived compared with what the source had when it granted the lease."""
+        """Begin to compare a part that arrived with the checksums that the source sent with the lease."""
         self.verifying.append(reads.begin_verifying(part))
         self.collect_verified(reads)
 
     def collect_verified(self, reads: PartReads) -> bool:
-        """Take in the comparisons that are done; True when none is left."""
+        """Collect the results of finished comparisons; True when none is left."""
         for verified in [verified for verified in self.verifying if verified.done()]:
             self.verifying.remove(verified)
             corrupt = reads.end_verifying(verified)
@@ -109,16 +109,16 @@ class Load:
         return not self.verifying
 
     def has_stale_reads(self) -> bool:
-        """True while something that is not wanted may be written over what is."""
+        """True while a stale read may still overwrite wanted data."""
         return any(entry.part.number not in self.unread for entry in self.reads)
 
     def parts_to_post(self) -> list[Part]:
-        """The unread parts of which no read is under way."""
+        """The unread parts for which no read is in flight."""
         under_way = {entry.part.number for entry in self.reads}
         return [part for part in self.unread.values() if part.number not in under_way]
 
     def ended(self, *, now_s: float) -> LoadEnded:
-        """The event that reports this load; without an error or damage all its blocks are good."""
+        """The event that reports this load's end. Without an error or damage all its blocks are good."""
         failed_block_ids: tuple[int, ...] = ()
         if self.error is not None:
             failed_block_ids = self.order.block_ids

@@ -1,7 +1,7 @@
-"""The small messages that reader and source exchange about a lease, and their form on the wire.
+"""The small messages that reader and source exchange about a lease, and their wire format.
 
-The form is JSON with the version first. Peers compare protocol versions when they meet, so that another version
-here means a stray message, and is refused like any other malformed one.
+The format is JSON with the version first. Peers compare protocol versions in the handshake. So a message with another
+version is a stray one, and is refused like any malformed message.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from kv_transfer.errors import KVTransferError
 NOTIFICATION_VERSION = 3
 _MAX_BYTES = 1 << 20
 _MAX_ID_CHARS = 1024
-"""Ids are remembered, of many leases and prompts: they must be short."""
+"""Limit on the length of an id. Ids of many leases and prompts are kept in memory, so they must be short."""
 
 
 class MalformedNotificationError(KVTransferError):
-    """Bytes that are no notification of ours."""
+    """Bytes that are not one of our notifications."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"malformed notification: {reason}")
@@ -27,7 +27,7 @@ class MalformedNotificationError(KVTransferError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """Reader to source: everything is read. Was the lease alive until now? ``reader`` names this read."""
+    """Reader to source: everything is read; was the lease alive until now? ``reader`` names this read."""
 
     lease_id: str
     reader: str
@@ -51,14 +51,14 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renew:
-    """Reader to source: I still mean to read under these leases."""
+    """Reader to source: keep these leases alive, I still want to read."""
 
     lease_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscribe:
-    """Reader to source: tell me which blocks of this request's prompt are computed, as they become so."""
+    """Reader to source: announce blocks of this request's prompt to me as they are computed."""
 
     request_id: str
 
@@ -67,7 +67,7 @@ class Subscribe:
 class Announce:
     """Source to reader: these blocks of the prompt are complete; ``places`` say which ones (``block_place``).
 
-    A new ``epoch`` (they only grow) voids everything announced under an older one. ``checksums``: one a block.
+    A new ``epoch`` (the numbers only grow) voids everything announced under an older one. ``checksums``: one per block.
     """
 
     request_id: str
@@ -110,7 +110,7 @@ def decode_notification(message: bytes) -> Notification:
     """Read the wire form.
 
     Raises:
-        MalformedNotificationError: Not JSON, another version, an unknown kind, wrong fields, or too long.
+        MalformedNotificationError: Not JSON, another version, an unknown kind, wrong fields, or an id too long.
     """
     if len(message) > _MAX_BYTES:
         raise MalformedNotificationError(f"{len(message)} bytes, at most {_MAX_BYTES} are accepted")

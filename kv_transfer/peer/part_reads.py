@@ -1,4 +1,4 @@
-"""Reads on their way: posted within bounds, polled, counted and verified, for loads and streams alike."""
+"""Reads in flight, of loads and streams: posted within limits, polled, counted, and verified."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from kv_transfer.transport import Read, ReadState, Transport, TransportError
 logger = logging.getLogger(f"baton.{__name__}")
 
 LONGEST_LOOK_S = 0.5
-"""Time beyond this between two looks at the reads was ours, not theirs: we were stopped, or got no processor."""
+"""Longest time between two looks that counts as waiting. Beyond it, this process itself was stopped or got no CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderLimits:
-    """What bounds the reads.
+    """The limits on reads.
 
-    A part has a quarter of what is left to be read, but ``part_bytes`` at least and ``max_part_bytes`` at most.
-    Messages are answered between two parts, so that they may not be large; between two parts the copy stands still
-    for 0.1 to 0.3 ms, so that they should not be small; and the comparison of the last one with its checksums should
-    take no longer than the confirmation, beside which it runs.
+    A part is a quarter of what is left to be read, but at least ``part_bytes`` and at most ``max_part_bytes``.
+    Parts must not be large, because messages are only answered between two parts. They should not be small either,
+    because between two parts the copy stands still for 0.1 to 0.3 ms. The last part should be small enough that
+    comparing its checksums takes no longer than the confirmation, which runs at the same time.
     """
 
     load_timeout_s: float
@@ -44,7 +44,7 @@ class ReaderLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Some blocks of a hand-over, read as one."""
+    """Some blocks of a hand-over that are read together."""
 
     number: int
     source_block_ids: tuple[int, ...]
@@ -62,7 +62,7 @@ def split_blocks(
     limits: ReaderLimits,
     first_number: int = 0,
 ) -> Iterator[Part]:
-    """Cut pairs of blocks into parts as large as the limits say, of at least one block each."""
+    """Split pairs of blocks into parts of the size that ``limits`` gives, with at least one block each."""
     end = 0
     for number in itertools.count(first_number):
         start, left = end, len(block_ids) - end
@@ -82,7 +82,7 @@ def split_blocks(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PartRead:
-    """A part that is being read over the connection to ``peer``, since ``posted_s`` of attention."""
+    """A part that is being read over the connection to ``peer``. ``posted_s`` is on the clock of ``PartReads.look``."""
 
     read: Read
     part: Part
@@ -93,9 +93,9 @@ class PartRead:
 class PartReads:
     """Every read that may write into our region. Owned by the connector's thread.
 
-    ``has_hung`` says whether the oldest one goes on though its load, or its stream, ran out of time long ago: nothing
-    that can be done here ends it, and as long as it goes on its destination is held. What counts is the time in which
-    ``look`` was called, so that a worker which was itself stopped first sees what has come meanwhile.
+    ``has_hung`` is True when the oldest read still goes on long after its load or stream timed out. Nothing here can
+    end it, and its destination is held meanwhile. Only time during which ``look`` is called regularly counts. So after
+    this worker itself was stopped, it first sees what has arrived.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class PartReads:
         return bool(self._open)
 
     def look(self) -> None:
-        """Notice whether a read hangs for good; after the reads were polled."""
+        """Update ``has_hung``. To be called after the reads were polled."""
         now_s = self._clock()
         self._attention_s += min(now_s - self._looked_s, LONGEST_LOOK_S)
         self._looked_s = now_s
@@ -143,11 +143,11 @@ class PartReads:
         self.has_hung = has_hung
 
     def may_post(self, peer: Peer, part: Part) -> bool:
-        """True when the bounds on bytes in flight allow one more read.
+        """True when the limits on bytes in flight allow one more read.
 
-        Of a peer of which nothing is on its way one part always may be: it waits neither because that part is larger
-        than a bound, nor for reads from others, which may hang. So in all there is a part of each further peer at most
-        beyond the bound.
+        From a peer without reads in flight, one part is always allowed, even if the part is larger than a limit or
+        reads from other peers, which may hang, use the whole limit. So the total exceeds its limit by at most one
+        part per peer.
         """
         if not peer.bytes_in_flight:
             return True
@@ -161,7 +161,7 @@ class PartReads:
         """Begin to read a part.
 
         Raises:
-            TransportError: The connection is broken, or was made anew; nothing was started.
+            TransportError: The connection is broken, or was replaced by a new one; nothing was started.
         """
         if self._peers.find(peer.identity) is not peer:
             raise TransportError(peer=peer.name, reason="it was met anew, or forgotten, meanwhile")
@@ -192,33 +192,33 @@ class PartReads:
         return state
 
     def corrupt_blocks(self, part: Part) -> list[int]:
-        """The blocks of a part that arrived otherwise than the source had them when it made their checksums."""
+        """The blocks of a part whose content does not match the source's checksums. Computed in this thread."""
         corrupt = self._verifier.check(part)
         self._counters.num_corrupt_blocks += len(corrupt)
         return corrupt
 
     def begin_verifying(self, part: Part) -> Future[list[int]]:
-        """The same, beside the reads that follow; to be given to ``end_verifying`` when it is done."""
+        """Begin the same check while further reads go on. Pass the future to ``end_verifying`` when it is done."""
         return self._verifier.begin(part)
 
     def end_verifying(self, verified: Future[list[int]]) -> list[int]:
-        """The result, counted."""
+        """Take and count the corrupt blocks that the check found."""
         corrupt = verified.result()
         self._counters.num_corrupt_blocks += len(corrupt)
         return corrupt
 
     def close(self) -> None:
-        """Look at the memory no more."""
+        """Stop verifying: the memory is not accessed any more."""
         self._verifier.close()
 
 
 _MIN_BYTES_FOR_THREAD = 1 << 20
-"""Below that the way to another thread takes longer than the comparison."""
+"""Below this size, handing the comparison to another thread takes longer than the comparison itself."""
 
 
 class Verifier:
-    """Owned by the connector's thread. Copies and checksums both let other threads run, so that the one hides behind
-    the other where there is a second core. ``on_done`` is called in the verifying thread.
+    """Verifies checksums in a thread of its own. Owned by the connector's thread. Copies and checksums both release
+    the GIL, so they overlap where there is a second core. ``on_done`` is called in the verifying thread.
     """
 
     def __init__(self, memory: BlockChecksums | None, *, name: str, on_done: Callable[[], None]) -> None:
@@ -227,7 +227,7 @@ class Verifier:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"baton-kv-verify-{name}")
 
     def begin(self, part: Part) -> Future[list[int]]:
-        """Find the blocks of a part that are not as the source had them. A small part is done when this returns."""
+        """Begin to find the blocks of a part with wrong checksums. For a small part the future is already done."""
         if part.num_bytes < _MIN_BYTES_FOR_THREAD or part.checksums is None or self._memory is None:
             verified: Future[list[int]] = Future()
             verified.set_result(self.check(part))
@@ -237,7 +237,7 @@ class Verifier:
         return verified
 
     def check(self, part: Part) -> list[int]:
-        """The same, here and now."""
+        """Find the blocks of a part with wrong checksums, in the calling thread."""
         if part.checksums is None or self._memory is None:
             return []
         found = self._memory.checksums(part.block_ids)
@@ -248,5 +248,5 @@ class Verifier:
         ]
 
     def close(self) -> None:
-        """Wait for what is under way: after this nothing looks at the memory."""
+        """Wait for the comparison that runs: after this nothing accesses the memory."""
         self._pool.shutdown(wait=True, cancel_futures=True)

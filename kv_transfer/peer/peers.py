@@ -1,4 +1,4 @@
-"""Which peers an engine has met, in which life of theirs, and how it meets new ones."""
+"""The peers that an engine knows, each with its incarnation, and the handshakes with new ones."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _FIRST_BACKOFF_S = 1.0
 _LAST_BACKOFF_S = 60.0
 _JOIN_MARGIN_S = 5.0
 MAX_PEERS = 256
-"""So many are known at a time: a connection takes memory on both sides. Those beyond are met when they are needed."""
+"""How many peers are known at a time, since a connection takes memory on both sides. Others are met when needed."""
 
 _MAX_BACKOFFS = 1024
 _IDLE_S = 600.0
 _IDLE_READER_S = 2 * _IDLE_S
-"""A peer that met us is kept longer than it keeps us: it would wait for answers over a connection that is gone."""
+"""How long a reader is kept: longer than it keeps us, or it would wait for answers over a connection that is gone."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Peer:
-    """An engine that was met. ``name`` is the transport's; reads in flight keep its connection from being removed.
+    """A known engine. ``name`` is its name in the transport. Its connection is not removed while reads are in flight.
 
-    ``is_reader``: it met us, and may be waiting for our answers. ``used_s`` is when it was needed or heard of last.
+    ``is_reader``: it began the handshake, and may wait for our answers. ``used_s`` is when it was last used or heard.
     """
 
     hello: Hello
@@ -45,13 +45,13 @@ class Peer:
 
     @property
     def identity(self) -> PeerIdentity:
-        """Which life of which engine."""
+        """Its engine id and incarnation."""
         return self.hello.identity
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Handshake:
-    """A meeting under way, or its result: ``error`` is None when the peer is in the table."""
+    """A handshake in progress, or its result: ``error`` is None when the peer is in the table."""
 
     is_finished: bool = False
     error: KVTransferError | None = None
@@ -66,14 +66,14 @@ class _Backoff:
 
 
 class PeerTable:
-    """Peers by engine id, one life of each. Owned by the connector's thread; only ``post`` crosses threads.
+    """Peers by engine id, one incarnation of each. Owned by the connector's thread; only ``post`` crosses threads.
 
-    A handshake runs in a thread of its own, so that a peer that does not answer delays nobody else; there is at most
-    one per engine id. A new life of a known engine replaces the old one only when it was met successfully. After a
-    failure the same life is not asked again before a delay of 1 s, doubled up to 60 s, has passed.
+    Each handshake runs in its own thread, so that a peer that does not answer delays no other; there is at most one
+    per engine id. A new incarnation of a known engine replaces the old one only after a successful handshake. After a
+    failure the same incarnation is not asked again until a delay has passed: 1 s at first, doubled up to 60 s.
 
-    A peer that is never heard of again is forgotten after a while of idleness, and the one idle longest when there are
-    too many: whoever is needed again is met again.
+    A peer that stays idle is forgotten after a while. If there are too many, the one that was idle longest is
+    forgotten. A forgotten peer is met again when it is needed.
     """
 
     def __init__(
@@ -107,25 +107,25 @@ class PeerTable:
 
     @property
     def ids(self) -> frozenset[str]:
-        """The engine ids of all that are known now. From any thread."""
+        """The engine ids of all known peers. From any thread."""
         return self._ids
 
     @property
     def has_room(self) -> bool:
-        """Whether another one can be met and nobody forgotten for it. From any thread."""
+        """True when another peer can be met without forgetting a known one. From any thread."""
         return len(self._ids) < self._max_peers
 
     def greet(self, engine_id: str) -> None:
-        """Begin to meet whatever life of an engine there is, before anything is to be read from it. From any thread.
+        """Begin the handshake with any incarnation of an engine, before the first read. From any thread.
 
-        Where there is no room nothing is done: each that was greeted would have another one forgotten, which is then
-        greeted in turn.
+        Does nothing when the table is full. Otherwise each greeted peer would push out another one, which would then
+        be greeted again.
         """
         if engine_id not in self._ids:
             self._post(functools.partial(self._greet, engine_id))
 
     def forget(self, engine_id: str) -> None:
-        """An engine is gone for good. From any thread."""
+        """Forget an engine that is gone for good. From any thread."""
         self._post(functools.partial(self._forget, engine_id))
 
     def _greet(self, engine_id: str) -> None:
@@ -144,7 +144,7 @@ class PeerTable:
             self.drop(peer)
 
     def find(self, identity: PeerIdentity) -> Peer | None:
-        """The peer, if this very life of it was met."""
+        """The peer, if exactly this incarnation of it is known."""
         peer = self._peers.get(identity.engine_id)
         if peer is None or peer.identity != identity:
             return None
@@ -152,14 +152,14 @@ class PeerTable:
         return peer
 
     def heard(self, name: str) -> Peer | None:
-        """A message came from the peer of that name; None when it is unknown."""
+        """Note that a message came from a peer, and return the peer; None when the name is unknown."""
         peer = self._names.get(name)
         if peer is not None:
             peer.used_s = self._clock()
         return peer
 
     def expire_idle(self) -> None:
-        """Forget peers that were not needed for long; looks at them every now and then only."""
+        """Forget peers that were idle for long. Most calls return at once: peers are only checked from time to time."""
         now_s = self._clock()
         if now_s < self._next_expiry_s:
             return
@@ -170,7 +170,7 @@ class PeerTable:
                 self.drop(peer)
 
     def meet(self, identity: PeerIdentity) -> Handshake:
-        """Begin to meet a peer, or join the handshake under way; finished at once while it must not be asked."""
+        """Begin a handshake, or join the one in progress. During the delay after a failure it fails at once."""
         engine_id = identity.engine_id
         if engine_id in self._handshakes:
             return self._handshakes[engine_id][0]
@@ -192,13 +192,13 @@ class PeerTable:
         return handshake
 
     def admit(self, hello: Hello, *, is_introduction: bool) -> None:
-        """Take a peer whose hello was checked into the table.
+        """Add a peer to the table after its hello was checked.
 
-        ``is_introduction``: the peer came to us. If we know this life of it already then its connection broke, and
-        ours to it is made anew.
+        ``is_introduction``: the peer began the handshake. If we already know this incarnation, the peer has lost its
+        connection, and ours is replaced too, unless reads are in flight over it.
 
         Raises:
-            TransportError: Its metadata cannot be used; what was known before stays.
+            TransportError: Its metadata cannot be used; the table stays as it was.
             PeerUnreachableError: Reads over its last connection have not ended yet.
         """
         engine_id = hello.identity.engine_id
@@ -228,12 +228,12 @@ class PeerTable:
             return self._transport.add_peer(hello)
         except KVTransferError:
             raise
-        except Exception as error:  # whatever a peer says must not end the thread that serves all others
+        except Exception as error:  # one peer's bad metadata must not end the thread that serves all peers
             logger.warning("peer not usable: engine_id=%s", engine_id, exc_info=True)
             raise TransportError(peer=engine_id, reason=f"its introduction cannot be used: {error!r}") from error
 
     def drop(self, peer: Peer) -> None:
-        """Forget a peer; its connection goes when its last read has ended, since removing it stops no read."""
+        """Forget a peer. Its connection is removed after its last read has ended, since removal stops no read."""
         if self._peers.get(peer.identity.engine_id) is peer:
             del self._peers[peer.identity.engine_id]
             if self._names.get(peer.name) is peer:
@@ -255,11 +255,11 @@ class PeerTable:
             self._transport.remove_peer(peer.name)
 
     def stop_meeting(self) -> None:
-        """Begin no handshake from now on: whoever closes would have to wait for its end."""
+        """Begin no handshake from now on: ``close`` would have to wait for its end."""
         self._is_closing = True
 
     def close(self) -> None:
-        """Join the handshakes under way; each ends within its timeout."""
+        """Join the threads of running handshakes; each ends within its timeout."""
         for _, thread in self._handshakes.values():
             thread.join(self._handshake_timeout_s + _JOIN_MARGIN_S)
 
@@ -269,14 +269,14 @@ class PeerTable:
             self.drop(min(idle, key=lambda peer: peer.used_s))
 
     def _meet(self, handshake: Handshake, engine_id: str, identity: PeerIdentity | None) -> None:
-        """Runs in the handshake's thread. Without an identity any life of the engine will do."""
+        """Runs in the handshake's thread. Without an identity, any incarnation of the engine is accepted."""
         outcome: Hello | KVTransferError
         try:
             outcome = self._rendezvous.meet(engine_id, self._hello, timeout_s=self._handshake_timeout_s)
             check_hello(ours=self._hello, theirs=outcome)
         except KVTransferError as error:
             outcome = error
-        except Exception as error:  # the rendezvous is not ours: whatever it raises is a handshake that failed
+        except Exception as error:  # the rendezvous may raise anything, and all of it is a failed handshake
             logger.warning("handshake failed: engine_id=%s", engine_id, exc_info=True)
             outcome = PeerUnreachableError(engine_id=engine_id, reason=repr(error))
         self._post(functools.partial(self._finish, handshake, engine_id, identity, outcome))

@@ -1,4 +1,4 @@
-"""How long a connector's thread may sleep before it asks a transport again that does not wake it."""
+"""How long a connector's thread sleeps between two polls of a transport that does not wake it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _GROWTH: Final = 1.1
 
 
 class PollPeriod:
-    """Short after something happened, and longer with every look that found nothing.
+    """The polling period: short after an event, and longer with every poll that finds nothing.
 
-    While a load or a lease is outstanding it grows from 0.2 to 1 ms (5 % of a core). Otherwise, for what late readers
-    ask, from 20 to 100 ms (0.3 %).
+    While a load or a lease is outstanding it grows from 0.2 to 1 ms (5 % of a core). Otherwise it grows from 20 to
+    100 ms (0.3 %), to answer late readers.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class PollPeriod:
         self._quiet_s = QUIET_PERIOD_S
 
     def restart(self) -> None:
-        """Begin short again: something happened."""
+        """Return to the short period, because something happened."""
         self._busy_s, self._quiet_s = FIRST_PERIOD_S, QUIET_PERIOD_S
 
     def next_busy_s(self) -> float:

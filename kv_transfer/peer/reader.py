@@ -1,13 +1,13 @@
-"""The reading side of the hand-over: takes loads from order to end, and lets go of what will not be read.
+"""The reading side of the hand-over: carries each load from order to end, and releases leases that are not needed.
 
-A load meets its peer, reads its blocks in parts, tells the source "done", and is good only when the source answers
-that the lease was alive until then. Anything else makes all its blocks invalid; but a part that could not be read, or
-a block whose checksum is wrong, costs no more than itself. A load is reported as ended only when
-nothing can write its destination any more: reads in flight are waited for even after the load failed, was cancelled
-or ran out of time, because nothing less than the end of the agent stops them (cluster/serve/hung_reads.py has what was
-tried). Such a read ends when the peer goes on, dies, or the transport's keep-alive finds its host gone. The load is
-reported as stalled meanwhile, so that only its destination waits; and as long as the read hangs nothing more is read
-from that peer, which bounds how much is held and spares later requests the same wait.
+A load meets its peer, reads its blocks in parts, and tells the source "done". It is good only if the source answers
+that the lease was alive until then; otherwise all its blocks are invalid. A part that could not be read, or a block
+with a wrong checksum, makes only itself invalid. A load is reported as ended only when nothing can write its
+destination any more. So even after it failed, was cancelled or timed out, it waits for its reads in flight: only the
+end of the agent stops those (cluster/serve/hung_reads.py lists what was tried). Such a read ends when the peer goes on
+or dies, or when the transport's keep-alive finds the peer's host gone. Meanwhile the load is reported as stalled, so
+that only its destination blocks wait. While a read hangs nothing more is read from that peer: this bounds how many
+blocks are held, and spares later requests the same wait.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _MAX_DONES = 3
 class Reader:
     """Runs the loads of one engine. Owned by the connector's thread; nothing here blocks but the transport's copy.
 
-    ``heartbeat`` holds the leases of loads and of those that may become loads; ``reads`` is all that may write into our
-    region. ``on_stalled`` gets the request id of
-    a load that ran out of time while a read of it may still write; its end follows when it is known. With ``memory``
-    the blocks of hand-overs that carry checksums are compared with them.
+    ``heartbeat`` renews the leases of loads and of hand-overs that may become loads. ``reads`` are all reads that may
+    write into our region. ``on_stalled`` gets the request id of a load that timed out while a read may still write
+    its destination; ``on_ended`` follows when the load ends. With ``memory`` the blocks of hand-overs that carry
+    checksums are verified.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Reader:
 
     @property
     def needs_polling(self) -> bool:
-        """True while the end of a read or an answer may arrive at any moment."""
+        """True while a read may end, or an answer may arrive, at any moment."""
         return self.streams.needs_polling or any(
             load.phase is not LoadPhase.MEETING or load.reads for load in self._loads.values()
         )
@@ -111,17 +111,17 @@ class Reader:
             self._meet(load)
 
     def cancel(self, request_id: str) -> None:
-        """Nobody wants this load any more; unknown ids are ignored."""
+        """Cancel the loads of a request; unknown ids are ignored."""
         for load in [load for load in self._loads.values() if load.order.request_id == request_id]:
             load.is_cancelled = True
             self._fail(load, "cancelled")
 
     def heard(self, peer: Peer) -> None:
-        """Any message came from a peer."""
+        """Note that a message, of any kind, came from a peer."""
         self._silence.end(peer.identity.engine_id)
 
     def on_ack(self, ack: Ack, *, sender: str) -> bool:
-        """Take a source's answer to "done"; False when nobody waits for it."""
+        """Handle a source's answer to "done"; False when no load waits for it."""
         load = self._loads.get(ack.reader)
         if load is None or load.phase is not LoadPhase.CONFIRMING or load.is_confirmed:
             return False
@@ -136,19 +136,19 @@ class Reader:
         return True
 
     def advance(self) -> bool:
-        """Do what can be done now; True when anything moved."""
+        """Do what can be done now; True when anything changed."""
         did_anything = self.heartbeat.advance()
         self._silence.look(load.source_id for load in self._loads.values() if load.awaits_source)
         for load in tuple(self._loads.values()):
             did_anything |= self._advance_load(load)
-        # Somebody waits for a load, and nobody yet for what a stream reads.
+        # Loads go first: a request waits for each load, but no request waits for a stream yet.
         may_stream = not any(load.waiting for load in self._loads.values())
         did_anything |= self.streams.advance(may_post=may_stream)
         self.reads.look()
         return did_anything
 
     def give_up(self) -> None:
-        """Fail every load, now and from now on; those with reads in flight end when ``advance`` saw these end."""
+        """Fail all loads, present and future. A load with reads in flight ends when ``advance`` has seen them end."""
         self._is_closing = True
         self.streams.give_up()
         for load in self._loads.values():
@@ -156,17 +156,17 @@ class Reader:
             self._fail(load, "the connector was closed")
 
     def end_all(self) -> None:
-        """End every load that is left: the transport is closed, which ended its reads."""
+        """End all remaining loads: the transport is closed, so their reads have ended."""
         self.streams.end_all()
         for load in tuple(self._loads.values()):
             self._end(load)
 
     def close(self) -> None:
-        """Look at the blocks no more. The last call."""
+        """Stop verifying blocks. This must be the last call."""
         self.reads.close()
 
     def _make_load(self, order: LoadOrder) -> Load:
-        """A load of all blocks, or of those that its stream leaves to be read."""
+        """A load of all blocks, or of those that its stream has not read yet."""
         takeover = self.streams.take(order, peer=self._peers.find(order.params.source))
         now_s = self._clock()
         if takeover is not None:
@@ -214,7 +214,7 @@ class Reader:
                 return self._advance_stopping(load)
 
     def _meet(self, load: Load) -> None:
-        """Go on with the peer if it is known, else when it was met."""
+        """Continue at once if the peer is known, otherwise after a handshake."""
         load.phase = LoadPhase.MEETING
         peer = self._peers.find(load.order.params.source)
         if peer is None:
@@ -264,7 +264,7 @@ class Reader:
         return True
 
     def _may_post(self, load: Load, peer: Peer) -> bool:
-        """Nothing is read over what something else may still write."""
+        """True when a part may be read now: limits allow it, and no other read may still write the destination."""
         if load.has_stale_reads() or self._clock() < load.quiet_at_s:
             return False
         return self.reads.may_post(peer, load.waiting[0])
@@ -305,7 +305,7 @@ class Reader:
         return True
 
     def _end_if_verified(self, load: Load) -> bool:
-        """End a load that its source confirmed, when its blocks were compared with their checksums."""
+        """End a load that its source confirmed, once its checksums are verified."""
         if load.error is None and not load.collect_verified(self.reads):
             return False
         self._end(load)
@@ -326,11 +326,11 @@ class Reader:
             self._lose_peer(load.peer, "a read hangs; if this one's always do, are all ports between the hosts open?")
 
     def _may_retry(self, load: Load) -> bool:
-        """After a broken connection a load is tried once more over a new one: the old may only have been idle."""
+        """True when a load may be retried after its connection broke: the connection may only have been idle."""
         return load.num_retries < _MAX_RETRIES and self._has_lost_its_connection(load)
 
     def _may_salvage(self, load: Load) -> bool:
-        """After the second one the parts that are here need only be confirmed."""
+        """True when, after a second broken connection, the parts that have arrived may still be confirmed."""
         return load.num_bytes > 0 and not load.is_salvage and self._has_lost_its_connection(load)
 
     def _has_lost_its_connection(self, load: Load) -> bool:
@@ -338,8 +338,8 @@ class Reader:
         return is_lost and not load.is_cancelled and self._clock() < load.deadline_s
 
     def _retry(self, load: Load) -> None:
-        """Begin again with what is not read yet. What was read is only confirmed anew: "done" may have ended the lease
-        already, and the source answers the same reader the same."""
+        """Read the remaining parts over a new connection. Parts that were read only need a new confirmation: a repeated
+        "done" from the same reader gets the same answer, even if the first one ended the lease."""
         logger.info("load retried: request_id=%s error=%s", load.order.request_id, load.error)
         load.begin_anew()
         self._counters.num_retried_loads += 1
@@ -347,7 +347,7 @@ class Reader:
         self._meet(load)
 
     def _poll_reads(self, load: Load) -> bool:
-        """Collect the reads that ended; True when one failed that was wanted."""
+        """Collect the reads that ended; True when the read of a wanted part failed."""
         has_failed = False
         for entry in tuple(load.reads):
             state = self.reads.poll(entry)
@@ -365,14 +365,14 @@ class Reader:
         return has_failed
 
     def _fail(self, load: Load, error: str) -> None:
-        """Give a load up; it ends when no read of it is in flight."""
+        """Fail a load; it ends when none of its reads is in flight."""
         load.error = load.error or error
         load.waiting.clear()
         load.phase = LoadPhase.STOPPING
         self.heartbeat.forget(load.order.params)
 
     def _lose_peer(self, peer: Peer, reason: str) -> None:
-        """The connection to a peer broke: forget it, and give up what was being loaded over it."""
+        """Forget a peer whose connection broke, and fail the loads over that connection."""
         logger.warning("peer lost: engine_id=%s reason=%s", peer.identity.engine_id, reason)
         self._peers.drop(peer)
         self.streams.stop_peer(peer)

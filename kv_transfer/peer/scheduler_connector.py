@@ -1,4 +1,4 @@
-"""The scheduler's half of every connector that reads from peers: what may be loaded, and what was ordered."""
+"""The scheduler's half of every connector that reads from peers: what may be loaded, and the queue of orders."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _NUM_REMEMBERED_LEASES = 65_536
 class PeerSchedulerConnector:
     """Implements ``KVSource``, ``KVProducer`` and ``KVConsumer``. Free of torch and of any transport.
 
-    One lease is good for one load: once its load began, or it was released, it supplies nothing any more (a request
-    that was preempted after its load computes its prompt, or finds it in the prefix cache). With ``memory`` what is
-    handed over carries checksums. Without ``announcements`` nothing is streamed, in neither direction.
+    One lease serves one load. Once that load began, or the lease was released, it supplies nothing more. So a request
+    that was preempted after its load computes its prompt again, or finds it in the prefix cache. With ``memory``
+    hand-overs carry checksums. Without ``announcements`` nothing is streamed, in either direction.
     """
 
     def __init__(
@@ -58,16 +58,16 @@ class PeerSchedulerConnector:
 
     @property
     def can_stream(self) -> bool:
-        """True when it is configured."""
+        """True when streaming is configured."""
         return self._announcements is not None
 
     def expect(self, params: KVTransferParams) -> None:
-        """Have the lease of a waiting request kept alive, if what it holds can be used."""
+        """Keep the lease of a waiting request alive, if its blocks can be used."""
         if params.lease_id not in self._spent and self._why_unusable(params) is None:
             self._expected.append(params)
 
     def pass_on(self, params: KVTransferParams) -> None:
-        """Have the lease of a request that goes on elsewhere kept alive no longer."""
+        """Stop keeping a lease alive, because its request goes on at another engine."""
         self._passed_on.append(params)
 
     def match(
@@ -79,7 +79,7 @@ class PeerSchedulerConnector:
         num_local_tokens: int,
         block_hashes: Sequence[Sequence[bytes]] = (),  # noqa: ARG002  (what peers hand over is found by lease)
     ) -> RemoteMatch | None:
-        """Say what can be supplied beyond the local prefix; never None: the answer is in the params."""
+        """Say how many tokens can be supplied beyond the local prefix. Never None: the answer is in the params."""
         if params is None or params.lease_id in self._spent:
             return _NOTHING
         reason = self._why_unusable(params)
@@ -92,7 +92,7 @@ class PeerSchedulerConnector:
         return RemoteMatch(num_tokens=end - num_local_tokens)
 
     def _has_window(self, params: KVTransferParams, position: int, num_local_tokens: int) -> bool:
-        """True when the hand-over has what ``position`` sees of every group, beside the local prefix."""
+        """True when hand-over and local prefix together have, for every group, the blocks that ``position`` sees."""
         num_blocks = self._groups.num_blocks_for(params.num_tokens)
         num_local_blocks = num_local_tokens // self._layout.block_size
         return all(
@@ -116,7 +116,7 @@ class PeerSchedulerConnector:
         first_block: int,
         block_ids: GroupBlocks,
     ) -> None:
-        """Queue the read of what a stream with the same destination has not brought yet."""
+        """Queue the read of the blocks that a stream with the same destination has not read yet."""
         del self._gates[stream_id]
         self._queue_load(
             request_id=request_id, params=params, first_block=first_block, block_ids=block_ids, stream_id=stream_id
@@ -149,7 +149,7 @@ class PeerSchedulerConnector:
     def _pair(
         self, params: KVTransferParams, first_block: int, block_ids: GroupBlocks
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
-        """The peer's blocks, ours and the checksums of theirs, in the order of the prompt."""
+        """The peer's blocks, our blocks, and the checksums of the peer's blocks, in the order of the prompt."""
         num_blocks = self._groups.num_blocks_for(params.num_tokens)
         starts = [num_blocks - len(theirs) for theirs in params.block_ids]
         wanted = [
@@ -169,7 +169,7 @@ class PeerSchedulerConnector:
         )
 
     def _flat(self, first_block: int, block_ids: GroupBlocks) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Places and ids of the blocks that are there, in the order of the prompt."""
+        """Places and ids of the blocks that are not absent, in the order of the prompt."""
         num_groups = self._groups.num_groups
         flat = [
             (block_place(first_block + index, group, num_groups), block_id)
@@ -182,7 +182,7 @@ class PeerSchedulerConnector:
     def begin_stream(
         self, *, stream_id: str, request_id: str, params: KVStreamParams, first_block: int, block_ids: GroupBlocks
     ) -> bool:
-        """Queue a stream; False when this peer cannot be one of ours."""
+        """Queue a stream; False when we cannot read from this peer."""
         if self._announcements is None or params.protocol_version != PROTOCOL_VERSION:
             return False
         if params.source.engine_id == self._identity.engine_id:
@@ -207,7 +207,7 @@ class PeerSchedulerConnector:
         return self._gates.pop(stream_id).close()
 
     def announce(self, *, request_id: str, first_block: int, block_ids: GroupBlocks) -> None:
-        """Tell a reader, if there is one, what is computed."""
+        """Announce computed blocks to the reader, if there is one."""
         if self._announcements is None:
             return
         places, flat = self._flat(first_block, block_ids)
@@ -215,7 +215,7 @@ class PeerSchedulerConnector:
             self._announcements.announce(request_id, places=places, block_ids=flat)
 
     def withdraw(self, request_id: str) -> None:
-        """Tell a reader, if there is one, that it was for nothing."""
+        """Tell the reader, if there is one, that the announced blocks are void."""
         if self._announcements is not None:
             self._announcements.withdraw(request_id)
 
@@ -224,7 +224,7 @@ class PeerSchedulerConnector:
         self._cancelled.append(request_id)
 
     def release(self, params: KVTransferParams) -> None:
-        """Let the peer's lease end; a lease whose load began, or that was released before, ends without this."""
+        """Let the peer's lease end. Does nothing if the lease's load began, or if it was already released."""
         if params.lease_id in self._spent:
             return
         self._spend(params.lease_id)

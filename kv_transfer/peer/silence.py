@@ -1,4 +1,4 @@
-"""How long sources have kept us waiting for bytes, or for a word."""
+"""How long sources have been silent while we wait for data or a message from them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from kv_transfer.peer.part_reads import LONGEST_LOOK_S, ReaderLimits
 
 
 class Silence:
-    """Engines from which something is due, and for how long nothing came. Owned by the connector's thread.
+    """The engines that we wait for, and how long each has been silent. Owned by the connector's thread.
 
-    A read ends as a whole, and nothing is heard of it before: large ones have the time that they take over a network of
-    ``limits.slowest_bytes_per_s`` besides. What counts is the time in which this thread looked: one that was itself
-    stopped finds no source silent when it goes on, but first reads what has come meanwhile.
+    A read gives no sign of life before it ends. So a large read is allowed additional time: what it takes over a
+    network of ``limits.slowest_bytes_per_s``. Only time during which this thread looks regularly counts. If the thread
+    itself was stopped, it finds no source silent when it goes on, and first reads what has arrived.
     """
 
     def __init__(self, *, clock: Callable[[], float], limits: ReaderLimits) -> None:
@@ -30,11 +30,11 @@ class Silence:
         self._waited_s = {name: waited_s[name] + elapsed_s if name in waited_s else 0.0 for name in awaited}
 
     def end(self, engine_id: str) -> None:
-        """An engine gave a sign of life."""
+        """Note a sign of life from an engine."""
         if engine_id in self._waited_s:
             self._waited_s[engine_id] = 0.0
 
     def is_too_long(self, engine_id: str, num_bytes: int) -> bool:
-        """True when nobody should wait any more for this engine, from which so many bytes are being read."""
+        """True when this engine has been silent for too long, given that ``num_bytes`` are being read from it."""
         limits = self._limits
         return self._waited_s.get(engine_id, 0.0) >= limits.answer_timeout_s + num_bytes / limits.slowest_bytes_per_s

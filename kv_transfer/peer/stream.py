@@ -1,4 +1,4 @@
-"""One stream: blocks of a prompt that are read while the peer still computes it, before anything confirms them."""
+"""One stream: blocks of a prompt that are read while the peer still computes it, and before a lease confirms them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kv_transfer.peer.peers import Handshake, Peer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldBlock:
-    """What a destination block was read from."""
+    """The source block that a destination block was read from, and its checksum."""
 
     source_block_id: int
     checksum: int | None
@@ -22,9 +22,9 @@ class HeldBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Takeover:
-    """What a load finds of a stream with its destination.
+    """What a load takes over from a stream with the same destination.
 
-    ``unread`` are the parts it still needs; those among ``reads`` are on their way, and other reads are stale.
+    ``unread`` are the parts that the load still needs. ``reads`` are in flight: some read such parts, others are stale.
     """
 
     unread: tuple[Part, ...]
@@ -37,9 +37,9 @@ class Takeover:
 class Stream:
     """A stream and its state, owned by the stream reader.
 
-    ``held`` are the destination blocks that were read whole, and right as far as checksums tell, under ``epoch``.
-    ``is_stopped``: nothing more is read; what is held stays good. ``destinations`` are our blocks by their place in the
-    prompt.
+    ``held`` are the destination blocks that were fully read under ``epoch``, with correct checksums if there are any.
+    ``is_stopped``: nothing more is read, but held blocks stay good. ``destinations`` are our blocks by their place in
+    the prompt.
     """
 
     order: StreamOrder
@@ -63,18 +63,18 @@ class Stream:
 
     @property
     def source(self) -> PeerIdentity:
-        """Who computes the prompt."""
+        """The engine that computes the prompt."""
         return self.order.params.source
 
     def begin_epoch(self, epoch: int) -> None:
-        """Forget what belongs to an older epoch."""
+        """Begin a new epoch, and forget everything of older ones."""
         self.epoch = epoch
         self.announced.clear()
         self.waiting.clear()
         self.held.clear()
 
     def enqueue(self, announce: Announce, *, block_bytes: int, limits: ReaderLimits) -> None:
-        """Queue those announced blocks that have a destination and were not announced before."""
+        """Queue the announced blocks that have a destination and were not announced before."""
         places = announce.places
         indices = [
             index for index, place in enumerate(places) if place in self.destinations and place not in self.announced
@@ -94,7 +94,7 @@ class Stream:
         self.waiting.extend(new)
 
     def hold(self, part: Part, corrupt: list[int]) -> None:
-        """A part was read under the present epoch."""
+        """Note that a part was read under the current epoch; ``corrupt`` are its damaged blocks."""
         checksums = part.checksums or (None,) * len(part.block_ids)
         for source, block_id, checksum in zip(part.source_block_ids, part.block_ids, checksums, strict=True):
             if block_id not in corrupt:
@@ -103,8 +103,8 @@ class Stream:
     def hand_to(self, order: LoadOrder, *, peer: Peer | None, block_bytes: int, limits: ReaderLimits) -> Takeover:
         """Compare what was read with what the lease covers; ``peer`` is the connection to the load's source, if any.
 
-        The epoch vouches that a block, once announced, was neither freed nor written until the lease was granted, and
-        the lease's acknowledgement will vouch for the time from then on.
+        An equal epoch guarantees that an announced block was neither freed nor written until the lease was granted. The
+        lease's acknowledgement will guarantee the same for the time after that.
         """
         wanted = self._wanted(order)
         is_same = order.params.epoch == self.epoch and order.params.source == self.source
@@ -142,7 +142,7 @@ class Stream:
 
 
 def _brings(part: Part, wanted: dict[int, HeldBlock]) -> bool:
-    """True when a part brings what is wanted, where it is wanted."""
+    """True when a part reads wanted source blocks into the wanted destination blocks."""
     checksums = part.checksums or (None,) * len(part.block_ids)
     return all(
         wanted.get(block_id) == HeldBlock(source_block_id=source, checksum=checksum)

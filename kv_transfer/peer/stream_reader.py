@@ -1,7 +1,7 @@
 """Reads prompts while their source computes them: subscribes, reads what is announced, and waits to be taken over.
 
-Everything here is a bet that costs nothing but bandwidth: what was read counts only when a load took it over and its
-lease covered the same blocks under the same epoch. So a stream never retries and reports no failure; it stops.
+Streaming is speculative, and costs only bandwidth when it fails. Blocks count only if a load takes them over and its
+lease covers the same blocks under the same epoch. So a stream never retries and reports no failure; it just stops.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from kv_transfer.transport import ReadState, TransportError
 logger = logging.getLogger(f"baton.{__name__}")
 
 QUIET_S = 0.1
-"""So long after a failed read its destination may still be written."""
+"""For this long after a read failed, its destination may still be written."""
 
 
 class StreamReader:
     """The streams of one engine. Owned by the connector's thread.
 
-    A cancelled stream is reported to ``on_ended`` when its last read ended, unless its gate had told the scheduler
-    that none was under way. ``lose_peer`` is called when a connection broke or a read hangs.
+    A cancelled stream is reported to ``on_ended`` when its last read ended, unless its gate already told the scheduler
+    that no read was in flight. ``lose_peer`` is called when a connection broke or a read hangs.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class StreamReader:
 
     @property
     def needs_polling(self) -> bool:
-        """True while the end of a read may arrive at any moment."""
+        """True while a read may end at any moment."""
         return any(stream.reads for stream in self._streams.values())
 
     @property
@@ -68,7 +68,7 @@ class StreamReader:
         return any(not stream.is_stopped for stream in self._streams.values())
 
     def begin(self, order: StreamOrder) -> None:
-        """Begin to follow a prompt, unless that was cancelled meanwhile."""
+        """Begin to follow a prompt, unless the stream was cancelled in the meantime."""
         if order.gate.is_closed or self._is_closing:
             return
         stream = Stream(order=order)
@@ -80,14 +80,14 @@ class StreamReader:
         self._meet(stream)
 
     def cancel(self, stream_id: str) -> None:
-        """Nobody wants a stream any more, and its gate is closed. Unknown ids are ignored."""
+        """Cancel a stream whose gate is closed. Unknown ids are ignored."""
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._stop(stream)
             self._end_if_quiet(stream)
 
     def take(self, order: LoadOrder, *, peer: Peer | None) -> Takeover | None:
-        """End a stream because a load has its destination; the load gets what there is, reads in flight included."""
+        """End a stream whose destination a load takes over. The load gets its blocks and its reads in flight."""
         stream = self._streams.get(order.stream_id) if order.stream_id is not None else None
         if stream is None:
             return None
@@ -96,7 +96,7 @@ class StreamReader:
         return stream.hand_to(order, peer=peer, block_bytes=self._region.block_bytes, limits=self._limits)
 
     def on_announce(self, announce: Announce, *, sender: str) -> bool:
-        """Take a source's announcement; False when nobody waits for it, or it cannot be true."""
+        """Handle a source's announcement; False when no stream waits for it, or it is invalid."""
         stream = self._by_request.get(announce.request_id)
         if stream is None or stream.peer is None or stream.peer.name != sender or announce.epoch < stream.epoch:
             return False
@@ -108,7 +108,7 @@ class StreamReader:
         return True
 
     def advance(self, *, may_post: bool) -> bool:
-        """Do what can be done now; True when anything moved. Reads begin only while ``may_post``."""
+        """Do what can be done now; True when anything changed. New reads begin only with ``may_post``."""
         did_anything = False
         for stream in tuple(self._streams.values()):
             did_anything |= self._poll(stream)
@@ -119,19 +119,19 @@ class StreamReader:
         return did_anything
 
     def stop_peer(self, peer: Peer) -> None:
-        """A connection was lost: nothing more is read over it."""
+        """Stop reading over a connection that was lost."""
         for stream in tuple(self._streams.values()):
             if stream.peer is peer:
                 self._stop(stream)
 
     def give_up(self) -> None:
-        """Begin nothing more, now and from now on; reads in flight end when ``advance`` saw these end."""
+        """Stop all streams, present and future. A stream with reads in flight ends when ``advance`` saw them end."""
         self._is_closing = True
         for stream in self._streams.values():
             self._stop(stream)
 
     def end_all(self) -> None:
-        """End every stream that is left: the transport is closed, which ended its reads."""
+        """End all remaining streams: the transport is closed, so their reads have ended."""
         for stream in tuple(self._streams.values()):
             stream.num_failed_reads += len(stream.reads)
             stream.reads.clear()
@@ -164,7 +164,7 @@ class StreamReader:
         return True
 
     def _subscribe(self, stream: Stream, peer: Peer) -> bool:
-        """Ask to be told, and again before the source forgets it: the prompt may wait there for long."""
+        """Subscribe, and renew before the source forgets the subscription: the prompt may wait there for long."""
         now_s = self._clock()
         if now_s < stream.next_subscribe_s:
             return False
@@ -176,7 +176,7 @@ class StreamReader:
         if not stream.waiting or not self._reads.may_post(peer, stream.waiting[0]):
             return False
         if any(epoch != stream.epoch for _, epoch in stream.reads):
-            return False  # what an older epoch's read still writes would come on top
+            return False  # a read of an older epoch could overwrite newer data
         if not stream.order.gate.begin_read():
             self._stop(stream)
             return True
@@ -193,7 +193,7 @@ class StreamReader:
         return True
 
     def _poll(self, stream: Stream) -> bool:
-        """Collect the reads that ended; True when one did, or hangs."""
+        """Collect the reads that ended; True when at least one did. Also stops the stream if a read hangs."""
         num_before = len(stream.reads)
         for entry in tuple(stream.reads):
             part_read, epoch = entry
@@ -219,7 +219,7 @@ class StreamReader:
         self._lose_peer(peer, "a read failed")
 
     def _check_hanging(self, stream: Stream) -> None:
-        """As for a load: as long as a read hangs nothing more is read from that peer."""
+        """Stop the stream if a read hangs. As with loads, nothing more is read from that peer while it hangs."""
         if self._clock() - stream.oldest_read_s >= self._limits.load_timeout_s:
             peer = stream.reads[0][0].peer
             logger.warning("an early read hangs: request_id=%s peer=%s", stream.order.request_id, peer.name)

@@ -1,4 +1,4 @@
-"""The worker's half of every connector that reads from peers: one thread that posts, polls, answers and reports."""
+"""The worker's half of every connector that reads from peers: one thread posts reads, polls, answers and reports."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ Event = TypeVar("Event")
 
 
 class TransferWorker:
-    """Implements ``PeerWorkerConnector`` over a ``Transport``, which only its thread touches.
+    """Implements ``PeerWorkerConnector`` over a ``Transport``, which only its thread uses.
 
-    The thread sleeps until there is something to do. Where the transport must be polled it looks as often as
-    ``PollPeriod`` says, and every 5 ms while a prompt is computed that is announced here or to us (20 ms where
-    announcements are paced). Deadlines are looked at four times a second at least.
+    The thread sleeps until there is something to do. A transport that needs polling is polled with ``PollPeriod``, but
+    every 5 ms while blocks of a prompt may be announced by us or to us (20 ms where announcements are paced). Deadlines
+    are checked at least four times per second.
     """
 
     def __init__(
@@ -129,12 +129,12 @@ class TransferWorker:
 
     @property
     def hello(self) -> Hello:
-        """How this connector introduces itself."""
+        """The hello with which this connector introduces itself."""
         return self._hello
 
     @property
     def peers(self) -> PeerTable:
-        """Whom this connector has met; only what is marked so may be used from other threads."""
+        """The peers that this connector knows. Other threads may only use members marked "from any thread"."""
         return self._peers
 
     @property
@@ -144,7 +144,7 @@ class TransferWorker:
 
     @property
     def has_hung_read(self) -> bool:
-        """True while a read goes on that nothing but the end of this process is sure to end."""
+        """True while a read hangs that only the end of this process is sure to end."""
         return self._reader.reads.has_hung
 
     @property
@@ -175,12 +175,12 @@ class TransferWorker:
         return self._counters.snapshot(self._leases.counts(), num_announced_blocks=num_announced_blocks)
 
     def accept(self, hello: Hello) -> Hello:
-        """Meet a peer that introduces itself, and answer with ourselves.
+        """Handle a peer's introduction, and answer with our own hello.
 
         Raises:
             HandshakeRefusedError: Protocol version or layout differ.
             TransportError: The peer's metadata cannot be used.
-            PeerUnreachableError: This connector is closed, or did not get to it in time.
+            PeerUnreachableError: This connector is closed, or its thread did not handle the peer in time.
         """
         check_hello(ours=self._hello, theirs=hello)
         admitted: Future[None] = Future()
@@ -204,7 +204,7 @@ class TransferWorker:
             logger.error("the connector's thread did not stop within %g s; it is at:\n%s", _JOIN_TIMEOUT_S, where)
 
     def _post(self, command: Callable[[], None]) -> bool:
-        """Have the connector's thread run a command; False when it takes none any more. From any thread."""
+        """Let the connector's thread run a command; False when the thread has stopped. From any thread."""
         with self._condition:
             if self._is_stopped:
                 return False
@@ -213,7 +213,7 @@ class TransferWorker:
             return True
 
     def _notify(self, *, expects_reader: bool = False) -> None:
-        """Have the connector's thread look around, and often if somebody is about to read. From any thread."""
+        """Wake the connector's thread; with ``expects_reader`` it then polls often. From any thread."""
         with self._condition:
             if expects_reader:
                 self._poll_period.restart()
@@ -255,7 +255,7 @@ class TransferWorker:
             self._shut_down()
 
     def _turn(self) -> bool:
-        """One look at everything; True when anything happened."""
+        """One iteration of the thread's loop; True when anything happened."""
         did_anything = False
         while self._inbox:
             self._inbox.popleft()()
@@ -276,7 +276,7 @@ class TransferWorker:
         return did_anything
 
     def _report(self) -> None:
-        """Wake the engine when something ended since it was last woken."""
+        """Wake the engine if something ended since the last wake-up."""
         counters = self._counters
         num_events = counters.num_transfers + counters.num_stalled_loads + counters.num_ended_streams
         num_events += self._leases.num_ended
@@ -340,10 +340,10 @@ class TransferWorker:
         return listen_period_s if is_listening else self._poll_period.next_quiet_s()
 
     def _shut_down(self) -> None:
-        """Runs in the thread, as its last act. What was posted until now is still answered.
+        """The last call in the thread. Commands that were posted until now are still answered.
 
-        A step that fails, as the thread may have died of what it meets again here, does not keep the others from
-        being taken: whoever waits for the end of a load or of a lease hears of it.
+        A step may fail here, for example with the same error that ended the thread. The other steps still run, so that
+        the end of every load and lease is reported.
         """
         self._leases.on_change = None
         self._announcements.on_change = None
@@ -374,7 +374,7 @@ class TransferWorker:
             logger.exception("the connector did not end cleanly")
 
     def _drain(self) -> None:
-        """Let reads in flight end: closing the transport under them can crash the peers that serve them."""
+        """Wait for reads in flight to end: closing the transport during a read can crash the peer that serves it."""
         deadline_s = self._clock() + _DRAIN_TIMEOUT_S
         self._reader.advance()
         while self._reader.reads.has_any and self._clock() < deadline_s:
