@@ -1,4 +1,4 @@
-"""The scheduler's half of a chain: sources that are asked in order, and tiers that all keep what is evicted."""
+"""The scheduler's half of a chain: it asks sources in order, and lets all tiers keep evicted blocks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NOTHING: Final = RemoteMatch(num_tokens=0)
 
 
 class ChainSource:
-    """Implements ``KVSource``: each source is asked for what those before it do not have.
+    """Implements ``KVSource``: each source is asked only for the tokens after those that earlier sources supply.
 
-    Parts lie behind each other in the order of the sources; one that does not end with a full block is the last. Only
-    ``sources[peer_source]`` can load a hand-over, and ``consumer`` is told of those that it need not load.
+    The parts of a load follow each other in the order of the sources. A part that does not end with a full block is the
+    last one. Only ``sources[peer_source]`` can load a hand-over; ``consumer`` releases hand-overs that are not needed.
     """
 
     def __init__(self, sources: Sequence[KVSource], *, peer_source: int, consumer: KVConsumer, block_size: int) -> None:
@@ -36,7 +36,7 @@ class ChainSource:
         num_local_tokens: int,
         block_hashes: Sequence[Sequence[bytes]] = (),
     ) -> RemoteMatch | None:
-        """Offer what the sources have together; None as soon as one of them does not know yet."""
+        """Offer the tokens that all sources can supply together; None as soon as one source does not know yet."""
         self._plan = []
         end = num_local_tokens
         for source in self.sources:
@@ -62,9 +62,9 @@ class ChainSource:
     def begin_load(
         self, *, request_id: str, params: KVTransferParams | None, first_block: int, block_ids: GroupBlocks
     ) -> None:
-        """Give each source its part, and the peer source what is left; a hand-over that is not needed is released.
+        """Give each source its part, and the peer source the rest. A hand-over that is not needed is released.
 
-        A part of which nothing is needed, because the parts behind it fill all windows, is not loaded.
+        A part is not loaded if none of its blocks is needed, because later parts fill all windows.
         """
         is_handed_over = False
         begin, end = first_block, first_block + max(map(len, block_ids))
@@ -79,23 +79,23 @@ class ChainSource:
             self._consumer.release(params)
 
     def cancel_load(self, request_id: str) -> None:
-        """Each source ignores what it does not load."""
+        """Cancel the load at all sources; a source ignores loads that it does not have."""
         for source in self.sources:
             source.cancel_load(request_id)
 
 
 class ChainTier:
-    """Implements ``EvictionTier``: every tier keeps what is evicted, as far as it has room.
+    """Implements ``EvictionTier``: every tier keeps evicted blocks, as far as it has room.
 
-    So the tiers know nothing of each other, and nothing is copied from one to the next. LMCache, too, stores a block to
-    all of its backends.
+    So the tiers are independent, and nothing is copied from one to the next. LMCache, too, stores a block to all of its
+    backends.
     """
 
     def __init__(self, tiers: Sequence[EvictionTier]) -> None:
         self._tiers = tuple(tiers)
 
     def keep_evicted(self, block_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Sequence[bytes]:
-        """Have all tiers keep it; lost is what no tier has."""
+        """Let all tiers keep the blocks; content is lost when no tier has it."""
         lost: dict[bytes, None] = {}
         for tier in self._tiers:
             lost.update(dict.fromkeys(tier.keep_evicted(block_ids, block_hashes)))
@@ -106,12 +106,12 @@ class ChainTier:
         return any(tier.keeps(block_hash) for tier in self._tiers)
 
     def forget_evicted(self) -> int:
-        """Have all tiers forget; what several of them kept counts with each."""
+        """Let all tiers forget their blocks. A block that several tiers kept is counted for each of them."""
         return sum(tier.forget_evicted() for tier in self._tiers)
 
 
 def chain_orders(queues: Sequence[Callable[[], ConnectorOrders]]) -> Callable[[], ConnectorOrders]:
-    """What takes the orders of all sources at once, in the order of the sources."""
+    """A function that takes the orders of all sources, in the order of the sources."""
 
     def take_orders() -> ConnectorOrders:
         parts = tuple(take() for take in queues)

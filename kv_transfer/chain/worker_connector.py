@@ -1,4 +1,4 @@
-"""The worker's half of a chain: gives each source its orders, and joins the parts of a load into one end."""
+"""The worker's half of a chain: it passes each source its orders, and reports the parts of a load as one."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _COUNTERS = counters_of(TransferStats)
 
 @dataclass(slots=True)
 class _OpenLoad:
-    """The parts of one request's load that have not ended, and what the others left.
+    """One request's load: the number of parts that have not ended, and the results of the others.
 
-    ``ended`` are parts with the place of their source in the chain: they lie in that order, and end in any.
+    ``ended`` holds each result with the position of its source in the chain. Parts may end in any order.
     """
 
     num_open: int = 0
@@ -33,7 +33,7 @@ class _OpenLoad:
     has_stalled: bool = False
 
     def joined(self) -> LoadEnded:
-        """One event for all parts, in the order of their blocks; they ran beside each other."""
+        """One event for all parts, in the order of their blocks. The parts ran in parallel."""
         parts = [part for _, part in sorted(self.ended, key=lambda entry: entry[0])]
         errors = [part.error for part in parts if part.error is not None]
         return LoadEnded(
@@ -47,7 +47,7 @@ class _OpenLoad:
 
 
 class ChainWorker:
-    """Implements ``PeerWorkerConnector``. ``peers`` is the one of the sources that peers meet."""
+    """Implements ``PeerWorkerConnector``. ``peers`` is the source that moves blocks between engines."""
 
     def __init__(self, sources: Sequence[WorkerConnector], *, peers: PeerWorkerConnector) -> None:
         self.sources = tuple(sources)
@@ -57,17 +57,17 @@ class ChainWorker:
 
     @property
     def is_alive(self) -> bool:
-        """False once any source is not: what it had to offer is lost."""
+        """False once any source is dead: the KV that it could supply is lost."""
         return all(source.is_alive for source in self.sources)
 
     @property
     def has_hung_read(self) -> bool:
-        """True while a source has one."""
+        """True while any source has a hung read."""
         return any(source.has_hung_read for source in self.sources)
 
     def execute(self, orders: ConnectorOrders) -> None:
-        """Start what was ordered. All sources copy what was evicted before any of them begins to load: loads run in
-        threads of their own, and may write these very blocks."""
+        """Start what was ordered. All sources copy evicted blocks before any source begins to load, because loads run
+        in threads of their own and may overwrite these blocks."""
         if orders.is_empty:
             return
         for part in orders.parts:
@@ -99,7 +99,7 @@ class ChainWorker:
         return NO_EVENTS if joined.is_empty else joined
 
     def stats(self) -> TransferStats:
-        """The sums over all sources; a load in several parts counts once, when it was collected."""
+        """The sums over all sources. A load in several parts counts once, when it is collected."""
         stats = [source.stats() for source in self.sources]
         return TransferStats(
             **{
@@ -109,7 +109,7 @@ class ChainWorker:
         )
 
     def accept(self, hello: Hello) -> Hello:
-        """Let the peer source meet a peer.
+        """Let the peer source handle a peer's introduction.
 
         Raises:
             HandshakeRefusedError: Protocol version or layout differ.
@@ -132,7 +132,7 @@ class ChainWorker:
     def _end_part(self, place: int, part: LoadEnded) -> list[LoadEnded]:
         load = self._loads.get(part.request_id)
         if load is None:
-            return [part]  # for the scheduler to count as unknown
+            return [part]  # the scheduler counts it as unknown
         load.ended.append((place, part))
         load.num_open -= 1
         if load.num_open:

@@ -1,4 +1,4 @@
-"""The files of one worker: one a block, whose name says what it must hold."""
+"""The files of one worker: one per block. A file's name says what it must contain."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _MAX_FOLDERS = 1024
 
 
 class DamagedFileError(Exception):
-    """A file is not there, or does not hold what its name says."""
+    """A file is missing, or its content does not match its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFile:
-    """The content of one block: ``checksum`` is the 64-bit XXH3 of its bytes."""
+    """A file with the content of one block. ``checksum`` is the 64-bit XXH3 of its bytes."""
 
     name: str
     block_hash: bytes
@@ -39,8 +39,8 @@ class KeptFile:
 class WorkerFolder:
     """A folder that one worker uses at a time, private to its user (0700, files 0600).
 
-    Files are written whole or not at all, and believed only if length and checksum are those of their name: whoever
-    cuts one short, changes it or puts another one in its place makes it a file that is not there.
+    Files are written atomically. A file is used only if its length is a block's and its checksum is the one in its
+    name. A file that was cut short, changed or replaced counts as missing.
     """
 
     def __init__(self, path: Path, lock: int, *, layout_hash: str, block_bytes: int) -> None:
@@ -51,12 +51,12 @@ class WorkerFolder:
 
     @classmethod
     def claim(cls, parent: Path, *, layout_hash: str, block_bytes: int) -> Self:
-        """The first of ``worker-0``, ``worker-1``, ... that no living worker uses; so a restart finds its files again.
+        """Lock the first of ``worker-0``, ``worker-1``, ... that no live worker uses. A restart finds its files again.
 
-        The system gives a lock back with the process that held it, however that ended.
+        The operating system releases a lock when the process that held it ends, for whatever reason.
 
         Raises:
-            InvalidOptionError: None can be made, or locked, there.
+            InvalidOptionError: No folder can be created or locked there.
         """
         try:
             parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -70,14 +70,14 @@ class WorkerFolder:
         raise InvalidOptionError(f"disk_path: all {_MAX_FOLDERS} folders in {parent} are in use, or not ours")
 
     def name_of(self, block_hash: bytes, checksum: int) -> str:
-        """The file of this content."""
+        """The name of the file for this content."""
         return f"{self._layout_hash}-{block_hash.hex()}-{checksum:016x}.kv"
 
     def keep_newest(self, max_files: int) -> list[KeptFile]:
-        """What earlier workers left, least recently used first; the rest of it is deleted.
+        """The usable files that earlier workers left, least recently used first. Other files of the tier are deleted.
 
-        Deleted are files of another layout or length, second ones of the same content, unfinished ones, and the least
-        recently used of more than ``max_files``. Files that the tier did not make are left alone.
+        These are files of another layout or length, duplicates, unfinished files, and the least recently used files
+        beyond ``max_files``. Files that the tier did not make are left alone.
         """
         found: dict[bytes, KeptFile] = {}
         for name, num_bytes in self._newest_first():
@@ -91,10 +91,10 @@ class WorkerFolder:
         return list(reversed(found.values()))
 
     def write(self, name: str, content: memoryview) -> None:
-        """Make a file.
+        """Write a file.
 
         Raises:
-            OSError: It could not be written, and is not there.
+            OSError: It could not be written; nothing of it is left.
         """
         unfinished = self.path / (name + _UNFINISHED)
         try:
@@ -111,10 +111,10 @@ class WorkerFolder:
             raise
 
     def read(self, name: str, checksum: int, content: memoryview) -> None:
-        """Read a file, which counts as used now.
+        """Read a file, which marks it as used now.
 
         Raises:
-            DamagedFileError: It is not there, cannot be read, or does not hold what its name says.
+            DamagedFileError: It is missing, cannot be read, or its content does not match its name.
         """
         try:
             handle = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW)
@@ -142,11 +142,11 @@ class WorkerFolder:
             (self.path / name).unlink()
 
     def give_up(self) -> None:
-        """Let the next worker have the folder, with what is in it. Once."""
+        """Release the folder and its files to the next worker. To be called once."""
         os.close(self._lock)
 
     def _newest_first(self) -> Iterator[tuple[str, int]]:
-        """Names and lengths of the files that a tier made."""
+        """Names and lengths of the files that a tier made, most recently used first."""
         with os.scandir(self.path) as entries:
             files = [
                 (entry.stat(follow_symlinks=False).st_mtime_ns, entry.name, entry.stat(follow_symlinks=False).st_size)
@@ -158,7 +158,7 @@ class WorkerFolder:
 
 
 def _try_to_lock(path: Path) -> int | None:
-    """Make a folder of ours, and lock it; None when it belongs to somebody else, living worker or user."""
+    """Create a folder if needed, and lock it; None when it belongs to another live worker or to another user."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     found = path.lstat()

@@ -1,4 +1,4 @@
-"""Blocks in files, read and written by a thread of their own: the engine waits for no disk."""
+"""Blocks in files. A separate thread reads and writes them, so the engine never waits for a disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NOTHING_ARRIVED = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Write:
-    """Content that waits in the arena for its file; without a ``block_hash`` the slot is emptied."""
+    """Content in the arena, at place ``way``, that waits to be written. Without ``block_hash`` the slot is emptied."""
 
     slot: int
     block_hash: bytes = b""
@@ -55,21 +55,22 @@ class DiskRead:
 
 @dataclass(slots=True)
 class ArrivedBlocks:
-    """Implements ``BlockChecksums``: those of what was last read into each block, made on the way."""
+    """Implements ``BlockChecksums`` with the checksum of what was last read into each block, known from the read."""
 
     found: dict[int, int] = field(default_factory=dict)
 
     def checksums(self, block_ids: Sequence[int]) -> tuple[int, ...]:
-        """The 64-bit XXH3 of what came, a number that no block has where nothing did."""
+        """The 64-bit XXH3 of what was read; for blocks into which nothing was read, a number that no block has."""
         return tuple(self.found.get(block_id, _NOTHING_ARRIVED) for block_id in block_ids)
 
 
 class DiskStorage:
     """Implements ``TierStorage``: a slot is a file of ``folder``.
 
-    What is evicted is copied into the ``arena`` and goes from there to its file; so as many blocks can be on their way
-    as the arena holds, less one, through which files are read, and more are refused. Reads go before writes, but for
-    those of what is still to be written. After a file could not be written nothing is stored for ``REFUSAL_S``.
+    Evicted blocks are copied into the ``arena``, and written from there to their files. One place of the arena is
+    reserved for reads; the others limit how many blocks can wait for their files, and further blocks are refused. Reads
+    go before writes, unless the content to read is itself still to be written. After a write failed nothing is stored
+    for ``REFUSAL_S``.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class DiskStorage:
         self._thread.start()
 
     def reserve(self) -> bool:
-        """Take one of the places in the arena."""
+        """Reserve one place in the arena; False when there is none, or nothing is stored now."""
         with self._condition:
             is_refusing = self._refuses_until_s is not None and self._clock() < self._refuses_until_s
             if is_refusing or self._has_ended or self._closes_at_s is not None or self._num_reserved == len(self._ways):
@@ -120,7 +121,7 @@ class DiskStorage:
             return True
 
     def store(self, order: StoreOrder) -> None:
-        """Copy blocks into the arena, and have them written; have the files of emptied slots deleted."""
+        """Copy blocks into the arena and queue their writes; queue the deletion of the files of emptied slots."""
         with self._condition:
             ways = [self._ways.popleft() for _ in order.slots]
             self._num_reserved -= len(ways)
@@ -136,11 +137,11 @@ class DiskStorage:
             self._condition.notify()
 
     def checksums(self, slots: Sequence[int]) -> tuple[int, ...] | None:
-        """Those of what was stored, or of what the file names of an earlier worker say."""
+        """The checksums of what was stored, or for files of an earlier worker, the ones in their names."""
         return tuple(self._checksums[slot] for slot in slots)
 
     def start_read(self, slots: Sequence[int], block_ids: Sequence[int]) -> DiskRead:
-        """Have files read into blocks."""
+        """Queue the read of files into blocks."""
         read = DiskRead(slots=tuple(slots), block_ids=tuple(block_ids))
         with self._condition:
             if self._has_ended:
@@ -151,15 +152,15 @@ class DiskStorage:
         return read
 
     def take_lost(self) -> Sequence[LostSlot]:
-        """Files that could not be written, or were damaged, since the last call."""
+        """The slots whose files could not be written, or were damaged, since the last call."""
         return tuple(self._lost.popleft() for _ in range(len(self._lost)))
 
     def counters(self) -> Mapping[str, int]:
-        """How much of what was stored was not there in the end."""
+        """How many stored blocks were lost."""
         return {"num_disk_lost_blocks": self._num_lost}
 
     def close(self) -> None:
-        """Write no block any more, and what waits for its file for 5 s at most. The files stay for the next worker."""
+        """Stop reading into blocks, and write waiting files for at most 5 s. The files stay for the next worker."""
         with self._condition:
             if self._closes_at_s is not None:
                 return
@@ -197,7 +198,7 @@ class DiskStorage:
                 self._write(job)
 
     def _next_job(self) -> DiskRead | _Write | None:
-        """What to do now; None when there is nothing, or this storage is closed and has no time left."""
+        """The next job; None when there is none, or when this storage is closed and its time is up."""
         if self._closes_at_s is not None:
             while self._reads:
                 self._reads.popleft().state = ReadState.FAILED
@@ -210,7 +211,7 @@ class DiskStorage:
         return self._writes.popleft() if self._writes else None
 
     def _write(self, write: _Write) -> None:
-        """Put a slot's content into its file, in place of what it held before."""
+        """Replace a slot's file by one with its new content."""
         self._delete(write.slot)
         if write.block_hash:
             name = self._folder.name_of(write.block_hash, write.checksum)
@@ -233,7 +234,7 @@ class DiskStorage:
                 self._ways.append(write.way)
 
     def _read(self, read: DiskRead) -> None:
-        """Copy what is whole, and lose what is not."""
+        """Copy intact files into blocks; report damaged ones as lost."""
         for slot, block_id in zip(read.slots, read.block_ids, strict=True):
             self._blocks.found[block_id] = _NOTHING_ARRIVED
             file = self._files.get(slot)
@@ -259,7 +260,7 @@ class DiskStorage:
             self.on_event()
 
     def _delete(self, slot: int) -> None:
-        """Forget a slot's file; the same name may belong to another slot by now."""
+        """Delete a slot's file, unless another slot has a file of the same name by now."""
         file = self._files.pop(slot, None)
         if file is not None and self._slot_of[file.name] == slot:
             del self._slot_of[file.name]
@@ -270,7 +271,7 @@ class DiskStorage:
         self._lost.append(LostSlot(slot=slot, block_hash=block_hash))
 
     def _refuse(self, error: OSError) -> None:
-        """Store nothing for a while, and say so once."""
+        """Store nothing for a while, and log it once."""
         if self._refuses_until_s is None:
             logger.error(
                 "the disk tier stores nothing for now, it cannot write to %s: %s",
@@ -280,6 +281,6 @@ class DiskStorage:
         self._refuses_until_s = self._clock() + REFUSAL_S
 
     def _view(self, way: int) -> memoryview:
-        """One place of the arena."""
+        """The bytes of one place in the arena."""
         region = self._arena.region
         return memoryview((ctypes.c_ubyte * region.block_bytes).from_address(region.block_address(way))).cast("B")

@@ -14,10 +14,10 @@ from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.tier.options import TierOptions
 
 BUFFER_BYTES = 64 << 20
-"""Main memory for blocks on their way to their files; at least two blocks."""
+"""Main memory for blocks that wait to be written, and for reads; at least two blocks."""
 
 _PAGE_BYTES = 4096
-"""File systems give space away in units of this size."""
+"""File systems allocate space in units of this size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +40,14 @@ class DiskTierOptions(TierOptions):
     )
 
     def main_memory_bytes(self) -> int:
-        """The buffer."""
+        """The size of the buffer."""
         return min(self.disk_bytes, BUFFER_BYTES)
 
     def check(self) -> None:
-        """Refuse a size without a place, and a place without a size.
+        """Refuse a size without a path, and a path without a size.
 
         Raises:
-            InvalidOptionError: Names both.
+            InvalidOptionError: Names both options.
         """
         if bool(self.disk_bytes) != (self.disk_path is not None):
             raise InvalidOptionError(
@@ -64,10 +64,10 @@ def open_disk_storage(
     region: KVRegion,
     has_checksums: bool,  # noqa: ARG001  (files always have them: disks are less reliable than memory)
 ) -> DiskStorage:
-    """Files for as many blocks as fit into ``disk_bytes``, with what an earlier worker left there.
+    """Open files for as many blocks as fit into ``disk_bytes``, including those that an earlier worker left.
 
     Raises:
-        InvalidOptionError: It is less than one block, or more than the disk has, or the folder cannot be used.
+        InvalidOptionError: The size is below one block or above the disk's size, or the folder cannot be used.
     """
     assert options.disk_path is not None
     path = Path(options.disk_path)

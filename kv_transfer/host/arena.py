@@ -14,7 +14,7 @@ from kv_transfer.layout import KVRegion, MemoryKind, host_region
 
 
 class HostArena(Protocol):
-    """``region`` is the tier's own memory, one block a slot, which goes with this object.
+    """The host tier's memory and its copies. ``region`` has one block per slot, and is freed with this object.
 
     Every copy is over when its call returns.
     """
@@ -25,17 +25,17 @@ class HostArena(Protocol):
         """Copy blocks into slots, pairwise, in order."""
 
     def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Copy slots into blocks, pairwise. May be called from any one thread, beside ``store``."""
+        """Copy slots into blocks, pairwise. One thread at a time may call this, also while ``store`` runs."""
 
 
 class DramArena:
-    """A tier for blocks that lie in host memory themselves. Its pages are committed as they are first used."""
+    """An arena for a KV cache in host memory. Its pages are committed when they are first used."""
 
     def __init__(self, blocks: KVRegion, *, num_slots: int) -> None:
         self._blocks = blocks
         self._memory = mmap.mmap(-1, num_slots * blocks.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without them
+            with contextlib.suppress(OSError):  # a kernel without huge pages
                 self._memory.madvise(mmap.MADV_HUGEPAGE)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self.region = host_region(address, num_slots=num_slots, block_bytes=blocks.block_bytes)
@@ -62,10 +62,10 @@ class DramArena:
 
 
 def build_arena(blocks: KVRegion, *, host_bytes: int) -> HostArena:
-    """Memory for as many blocks as fit into ``host_bytes``.
+    """An arena for as many blocks as fit into ``host_bytes``.
 
     Raises:
-        InvalidOptionError: It is less than one block, or more than this machine has.
+        InvalidOptionError: The size is below one block, or above this machine's memory.
     """
     num_slots = host_bytes // blocks.block_bytes
     if num_slots < 1:

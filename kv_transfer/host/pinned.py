@@ -14,12 +14,12 @@ from kv_transfer.memory.device_memory import device_blocks
 
 
 def page_locked(num_bytes: int) -> torch.Tensor:
-    """Host memory that copies run to at full speed, [num_bytes] uint8, until ``unlock``, before it goes.
+    """Page-locked host memory, [num_bytes] uint8, for copies at full speed. ``unlock`` it before it is freed.
 
-    torch's own would be rounded up to a power of two, which of 40 GiB makes 64.
+    torch's own pinned memory is rounded up to a power of two: 40 GiB would take 64 GiB.
 
     Raises:
-        InvalidOptionError: The system does not let so much be locked.
+        InvalidOptionError: The system does not allow this much memory to be locked.
     """
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     tensor = torch.frombuffer(memory, dtype=torch.uint8)
@@ -30,15 +30,15 @@ def page_locked(num_bytes: int) -> torch.Tensor:
 
 
 def unlock(memory: torch.Tensor) -> None:
-    """Let go of what ``page_locked`` gave."""
+    """Unlock memory from ``page_locked``."""
     torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]
 
 
 class PinnedArena:
-    """Page-locked memory, so that copies run at the speed of the bus.
+    """An arena in page-locked memory, so that copies run at the speed of the bus.
 
-    Each direction has a stream of its own, and its call returns when the copies are over: so it does not matter on
-    which stream, or by which network card, the blocks are written next. What a step in flight writes is never evicted.
+    Each direction has its own CUDA stream, and each call returns when its copies are over. So it does not matter which
+    stream or network card writes the blocks next. Blocks that a step in flight writes are never evicted.
     """
 
     def __init__(self, blocks: KVRegion, *, num_slots: int) -> None:

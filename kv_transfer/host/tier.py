@@ -25,15 +25,15 @@ class HostTierOptions(TierOptions):
     )
 
     def main_memory_bytes(self) -> int:
-        """All that it keeps."""
+        """All of its memory."""
         return self.host_bytes
 
 
 class HostStorage:
     """Implements ``TierStorage``: a slot is a block of an arena, and every copy is over when its call returns.
 
-    With ``memory``, that of the arena, every copy has a checksum. Copy and checksum cost less than 1 % of computing a
-    block (benchmarks/host_tier.py).
+    With ``memory``, which reads the arena's bytes, every copy has a checksum. Copy and checksum cost less than 1 % of
+    computing a block (benchmarks/host_tier.py).
     """
 
     def __init__(self, arena: HostArena, *, memory: BlockMemory | None = None) -> None:
@@ -50,18 +50,18 @@ class HostStorage:
         return ()
 
     def reserve(self) -> bool:
-        """Always: a copy is over at once."""
+        """Always True: a copy is over at once."""
         return True
 
     def store(self, order: StoreOrder) -> None:
-        """Copy blocks into slots; emptied ones need nothing."""
+        """Copy blocks into slots. Emptied slots need no work."""
         self.arena.store(order.block_ids, order.slots)
         if self._memory is not None:
             for slot, checksum in zip(order.slots, self._memory.checksums(order.slots), strict=True):
                 self._checksums[slot] = checksum
 
     def checksums(self, slots: Sequence[int]) -> tuple[int, ...] | None:
-        """Those of the copies, where they are made."""
+        """The checksums of the copies; None if none are computed."""
         return None if self._memory is None else tuple(self._checksums[slot] for slot in slots)
 
     def start_read(self, slots: Sequence[int], block_ids: Sequence[int]) -> Read:
@@ -88,10 +88,10 @@ def open_host_storage(
     region: KVRegion,
     has_checksums: bool,
 ) -> HostStorage:
-    """Main memory for as many blocks as fit into ``host_bytes``.
+    """A storage for as many blocks as fit into ``host_bytes`` of main memory.
 
     Raises:
-        InvalidOptionError: It is less than one block, or more than this machine has.
+        InvalidOptionError: The size is below one block, or above this machine's memory.
     """
     arena = build_arena(region, host_bytes=options.host_bytes)
     return HostStorage(arena, memory=open_block_memory(arena.region) if has_checksums else None)

@@ -1,4 +1,4 @@
-"""The bytes of KV blocks, for whoever must look at them: checksums, and faults on purpose."""
+"""Access to the bytes of KV blocks, for checksums and injected faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kv_transfer.layout import KVRegion, MemoryKind
 
 
 class BlockChecksums(Protocol):
-    """Who can say what is in the blocks of one region. May be called from any thread."""
+    """Checksums of the blocks of one region. May be called from any thread."""
 
     def checksums(self, block_ids: Sequence[int]) -> tuple[int, ...]:
         """The 64-bit XXH3 of each block's bytes as they are now."""
@@ -33,7 +33,7 @@ class BlockMemory(BlockChecksums, Protocol):
 class HostBlockMemory:
     """Implements ``BlockMemory`` for a region in DRAM, without copying.
 
-    Source of the hash: XXH3 by Yann Collet, whose speed is that of memory.
+    Source of the hash: XXH3 by Yann Collet, which runs at the speed of memory.
     """
 
     def __init__(self, region: KVRegion) -> None:

@@ -28,7 +28,7 @@ def device_blocks(region: KVRegion) -> torch.Tensor:
 
 
 def enter_device(device_index: int) -> None:
-    """Make a GPU's context that of the calling thread. Choosing the device alone waits for its first use."""
+    """Make a GPU's context current in the calling thread now; choosing the device alone does so at its first use."""
     torch.cuda.set_device(device_index)
     torch.cuda.mem_get_info(device_index)
 
@@ -36,9 +36,9 @@ def enter_device(device_index: int) -> None:
 class DeviceBlockMemory:
     """Implements ``BlockMemory`` for a region in VRAM.
 
-    The hash is that of host memory, so that both kinds of memory can be compared, and is made there: blocks come over
-    through one page-locked buffer. That costs the bus once more, which is why checksums are off on GPUs unless they
-    are asked for.
+    The hash is the same as for host memory, so that checksums of both kinds of memory can be compared. It is computed
+    on the host: blocks are copied there through one page-locked buffer. This copy over the bus is why checksums are off
+    on GPUs by default.
     """
 
     def __init__(self, region: KVRegion) -> None:

@@ -1,8 +1,8 @@
 """One NIXL agent with the UCX backend, typed; the only file that imports NIXL.
 
-The agent is made from NIXL's bindings instead of its Python class, because that class fixes the delay of UCX's
-progress thread at 0, with which the thread of an idle agent takes 40 to 100 % of a core. With 10 ms it sleeps until
-there is traffic, which wakes it at once, and looks by itself a hundred times a second (0.3 %; with 1 ms 1.4 %).
+The agent uses NIXL's bindings instead of its Python class. That class sets the delay of UCX's progress thread to 0, so
+that the thread of an idle agent takes 40 to 100 % of a core. With a delay of 10 ms the thread sleeps, wakes at once
+when there is traffic, and polls a hundred times a second (0.3 % of a core; 1.4 % with 1 ms).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 @contextmanager
 def _own_logging() -> Iterator[None]:
-    """Importing NIXL configures the logging of the whole process, which closes the handlers of everybody else. A Serve
-    replica whose log handler was closed is killed as soon as a new controller asks it where it logs."""
+    """Keep the process's logging unchanged while NIXL is imported: the import reconfigures it, and closes all existing
+    handlers. Serve kills a replica with a closed log handler when a new controller asks it where it logs."""
     configure, raises = logging.config.dictConfig, logging.raiseExceptions
     logging.config.dictConfig = lambda _: None  # type: ignore[assignment]
     try:
@@ -76,7 +76,7 @@ class NixlAgent:
     """
 
     def __init__(self, name: str, *, memory: MemoryKind, is_local: bool = False) -> None:
-        """memory: what will be registered. is_local: reach only processes of this user on this machine."""
+        """memory: the kind that will be registered. is_local: reach only processes of this user on this machine."""
         config = bindings.nixlAgentConfig()
         config.useProgThread = True
         config.useListenThread = False
@@ -87,7 +87,7 @@ class NixlAgent:
         if "UCX" not in plugins:
             raise KVTransferError(f"NIXL has no UCX plugin here; it has {', '.join(plugins)}")
         if is_local:
-            # UCX makes no connection over shared memory alone where it has to report that a peer died.
+            # UCX makes no connection over shared memory alone if it has to report that a peer died.
             with local_ucx(memory):
                 self._agent.createBackend("UCX", {"ucx_error_handling_mode": "none"})
         else:
@@ -97,14 +97,14 @@ class NixlAgent:
         self._registered: list[Any] = []
 
     def register(self, *, address: int, num_bytes: int, device_index: int, memory: MemoryKind) -> None:
-        """Let memory be read by peers and written by our reads, until ``close``."""
+        """Register memory until ``close``: peers may read it, and our reads may write it."""
         descriptors = bindings.nixlRegDList(_MEMORY[memory], [(address, num_bytes, device_index, "")])
         self._agent.registerMem(descriptors, [])
         self._registered.append(descriptors)
 
     @property
     def metadata(self) -> bytes:
-        """What a peer needs to reach this agent and the memory that is registered now."""
+        """The data that a peer needs to reach this agent and its currently registered memory."""
         metadata: bytes = self._agent.getLocalMD()
         return metadata
 
@@ -127,7 +127,7 @@ class NixlAgent:
         device_index: int,
         memory: MemoryKind,
     ) -> Prepared:
-        """One descriptor a block of a region back to back, of a peer or (None) of ours, as one strided entry."""
+        """One descriptor per block of a contiguous region, as one strided entry. ``name`` None: our own region."""
         blocks = np.array([[address, block_bytes, device_index, block_bytes, num_blocks]], dtype=np.uint64)
         owner = bindings.NIXL_INIT_AGENT if name is None else name
         return Prepared(int(self._agent.prepXferDlist(owner, _MEMORY[memory], blocks, [])))
@@ -144,7 +144,7 @@ class NixlAgent:
         remote: Prepared,
         remote_indices: npt.NDArray[np.int32],
     ) -> Transfer:
-        """Make a READ of blocks by index. NIXL merges neighbours itself."""
+        """Make a READ of blocks by index. NIXL itself merges adjacent blocks."""
         handle = self._agent.makeXferReq(
             bindings.NIXL_READ, local, local_indices, remote, remote_indices, b"", [], False
         )
@@ -155,11 +155,11 @@ class NixlAgent:
         return _STATES.get(self._agent.postXferReq(transfer, b""), ReadState.FAILED)
 
     def state(self, transfer: Transfer) -> ReadState:
-        """How far a posted transfer is."""
+        """The state of a posted transfer."""
         return _STATES.get(self._agent.getXferStatus(transfer), ReadState.FAILED)
 
     def release(self, transfer: Transfer) -> None:
-        """Free a transfer. An active one goes on writing."""
+        """Free a transfer. An active transfer goes on writing."""
         self._agent.releaseXferReq(transfer)
 
     def send(self, name: str, message: bytes) -> None:

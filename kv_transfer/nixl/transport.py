@@ -1,9 +1,9 @@
 """Moves blocks and messages with NIXL over UCX: host or GPU memory, within a host or between hosts.
 
-One descriptor a block is prepared once for our region and once for each peer's; a read then names blocks by index.
-(Merging neighbours here, into descriptors made for each read, was measured to be no faster: NIXL merges them itself.)
-Only the connector's thread calls the agent, so it needs no locks; UCX makes progress in a thread of the agent. The
-listening thread of NIXL is off: peers meet by ``Hello``.
+One descriptor per block is prepared once for our region, and once for each peer's region. A read then names blocks by
+index. (Merging adjacent blocks into new descriptors for each read was measured to be no faster: NIXL merges them
+itself.) Only the connector's thread calls the agent, so no locks are needed; UCX makes progress in a thread of the
+agent. NIXL's listening thread is off, since peers meet by ``Hello``.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class NixlTransport:
             raise TransportError(peer=peer, reason=repr(error)) from error
 
     def receive(self) -> Sequence[tuple[str, bytes]]:
-        """The NIXL notifications that arrived. A broken connection to one peer must not cost those of the others."""
+        """The NIXL notifications that arrived. An error, such as a broken connection to one peer, is only logged."""
         if self._agent is None:
             return ()
         self._enter_device()
@@ -204,7 +204,7 @@ class NixlTransport:
             return ()
 
     def close(self) -> None:
-        """Deregister the region and destroy the agent, which is what ends reads that are still active."""
+        """Deregister the region and destroy the agent, which ends active reads."""
         agent, self._agent = self._agent, None
         if agent is None:
             return
@@ -221,7 +221,7 @@ class NixlTransport:
         self._remote.clear()
 
     def _enter_device(self) -> None:
-        """UCX copies from and to a GPU in the CUDA context of the thread that calls it, and fails where it has none.
+        """Give the calling thread a CUDA context: UCX uses it to copy from and to a GPU, and fails without one.
 
         The connector's thread calls ``receive`` before anything else.
         """

@@ -1,9 +1,9 @@
-"""What UCX may use. Between machines: which network devices; within one: memory that the kernel keeps to one user.
+"""What UCX may use: chosen network devices between machines, and one user's shared memory within a machine.
 
-Left to itself UCX takes all devices of a host, also those that no other host reaches: a bridge of containers has the
-same address on every host, and a virtual interface may lead nowhere: connections over them hang or meet the wrong host.
-So it gets the RDMA devices that are up, and the interface of the address by which the hosts of the cluster know each
-other. Imports no NIXL.
+By default UCX uses all devices of a host, even those that no other host can reach. A container bridge has the same
+address on every host, and a virtual interface may lead nowhere: connections over them hang or reach the wrong host. So
+UCX is limited to the RDMA devices that are up, and to the interface with the address by which the cluster's hosts know
+each other. Imports no NIXL.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ VARIABLE = "UCX_NET_DEVICES"
 PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 SHARED_MEMORY = Path("/dev/shm")
-"""Where ``posix`` takes its memory."""
+"""Where the UCX transport ``posix`` allocates its memory."""
 
 POSIX_WANTS_BYTES: Final = 17 * 1024**2
-"""With less than 16 MiB free, UCX does without ``posix``, and says so in its own words only (measured, NIXL 1.5.1); the
-rest is for what others put there meanwhile."""
+"""Free shared memory that UCX needs for ``posix``. With less than 16 MiB free it does without, and says so only in its
+own log (measured, NIXL 1.5.1); the rest is a margin for other processes."""
 
 POSIX_TAKES_BYTES: Final = 4_333_568
-"""So much of it an agent keeps, whatever it moves (measured)."""
+"""Shared memory that one agent holds, however much it moves (measured)."""
 
 _HARMLESS = "UCX_LOG_"
 
 _OF_TCP: Final = {"UCX_TCP_TX_SEG_SIZE": "512k", "UCX_TCP_RX_SEG_SIZE": "512k"}
-"""Over TCP the other side sends what is read in segments, by default of 8 KiB: of these, between two processes of one
-machine, 1 GB/s arrives, of larger ones 5 (benchmarks/kv_transfer.py). Of GPU memory, which is copied segment by
-segment, 0.5 and 2."""
+"""Over TCP the peer sends data in segments, by default of 8 KiB. Between two processes of one machine that gives
+1 GB/s, and 5 GB/s with larger ones (benchmarks/kv_transfer.py). GPU memory is copied by segment: 0.5 and 2 GB/s."""
 
 _OF_GPUS: Final = {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"}
-"""UCX reads directly from another process's GPU memory only where it finds NVLink, and else segment by segment through
-the host. It may: what is read here most often lies on the same GPU, or on one behind the same PCIe switch."""
+"""By default UCX reads another process's GPU memory directly only over NVLink, and otherwise by segments through the
+host. Allow direct reads always: the source is usually the same GPU, or one behind the same PCIe switch."""
 
 _ATTACH_FORBIDDEN = 2
-"""From this value on, not even processes of one user may read each other's memory."""
+"""At this value or above, even processes of the same user may not read each other's memory."""
 
 
 def confine_ucx(node_ip: str) -> str:
-    """Set ``UCX_NET_DEVICES`` for this process, unless it is set; returns what UCX will use, for people to read.
+    """Set ``UCX_NET_DEVICES`` for this process, unless it is set. Returns a readable text of what UCX will use.
 
-    For agents that use the network. Call it before the first one is made: UCX reads its environment then.
+    This is for agents that use the network. Call it before the first agent is made, since UCX reads its environment
+    then.
     """
     devices = os.environ.get(VARIABLE) or choose_net_devices(node_ip)
     if devices is not None:
@@ -61,14 +61,14 @@ def confine_ucx(node_ip: str) -> str:
 
 
 def ucx_environment() -> str:
-    """What UCX may use in this process, for people to read."""
+    """A readable text of what UCX may use in this process."""
     transports = os.environ.get("UCX_TLS", "any")
     return f"UCX transports {transports}, devices {os.environ.get(VARIABLE, 'any')}"
 
 
 @contextmanager
 def network_ucx(memory: MemoryKind) -> Iterator[None]:
-    """Agents that are made meanwhile move blocks fast, by settings that the environment does not have."""
+    """Agents that are made in this context use settings for fast transfers, unless the environment sets them."""
     settings = _OF_TCP | (_OF_GPUS if memory is MemoryKind.VRAM else {})
     added = {name: value for name, value in settings.items() if name not in os.environ}
     os.environ.update(added)
@@ -81,11 +81,11 @@ def network_ucx(memory: MemoryKind) -> Iterator[None]:
 
 @contextmanager
 def local_ucx(memory: MemoryKind) -> Iterator[None]:
-    """Agents that are made meanwhile listen on nothing and reach only processes of this user, on this machine.
+    """Agents that are made in this context have no listening ports, and reach only this user's processes here.
 
-    ``posix`` is shared memory without a name, found through the file descriptors of the process that made it, ``cma``
-    a copy by the kernel from process to process: both are refused to other users. What the environment says of UCX
-    does not hold meanwhile, but for its log: any of it might open a port again.
+    ``posix`` is unnamed shared memory, found through the file descriptors of the process that made it. ``cma`` is a
+    copy by the kernel from process to process. Both are refused to other users. UCX's environment variables, except
+    those for its log, are ignored in this context, because any of them might open a port.
     """
     inherited = {name: value for name, value in os.environ.items() if name.startswith("UCX_")}
     for name in inherited:
@@ -103,15 +103,15 @@ def local_ucx(memory: MemoryKind) -> Iterator[None]:
 
 
 def describe_local_ucx(memory: MemoryKind) -> str:
-    """What ``local_ucx`` lets UCX use, for people to read."""
+    """A readable text of what ``local_ucx`` lets UCX use."""
     copies = "" if has_cma() else "; without cma, which this machine forbids: slower, and a dead peer goes unnoticed"
     return f"UCX transports {_local_transports(memory)}, this user's processes on this machine only{copies}"
 
 
 def shared_memory_lack(*, num_agents: int = 1, folder: Path = SHARED_MEMORY) -> str:
-    """What keeps so many more agents from meeting over ``posix``, and what to do about it; empty where nothing does.
+    """Why ``num_agents`` more agents cannot connect over ``posix``, and what to do about it; empty when they can.
 
-    Without it they do not meet at all: ``cma`` copies blocks, and carries no messages.
+    Without ``posix`` they cannot connect at all: ``cma`` copies blocks, but carries no messages.
     """
     needed = POSIX_WANTS_BYTES + (num_agents - 1) * POSIX_TAKES_BYTES
     try:
@@ -151,7 +151,7 @@ class _IOVec(ctypes.Structure):
 
 
 def choose_net_devices(node_ip: str, *, infiniband: Path = INFINIBAND) -> str | None:
-    """The value for ``UCX_NET_DEVICES``; None where no interface has the address, so that nothing is known."""
+    """The value for ``UCX_NET_DEVICES``; None when no interface has the address ``node_ip``."""
     interface = next(
         (
             name

@@ -1,7 +1,7 @@
-"""What others on this machine may send to the sockets with which UCX wakes processes over shared memory.
+"""Protects the sockets with which UCX wakes processes over shared memory from other users of this machine.
 
-UCX gives each agent datagram sockets with abstract names, to which every process of the network namespace may send. It
-takes an empty datagram for a connection that was reset, and ends the process. A filter of the kernel's drops those; any
+UCX gives each agent datagram sockets with abstract names, and every process of the network namespace may send to them.
+UCX takes an empty datagram for a connection reset, and ends the process. A kernel filter drops empty datagrams. Any
 other datagram only wakes the progress thread once.
 """
 
@@ -33,7 +33,7 @@ _NUM_INSTRUCTIONS = 4
 
 
 def drop_empty_wakeups() -> None:
-    """Have all datagram sockets of this process that have an abstract name drop empty datagrams."""
+    """Let all datagram sockets of this process with an abstract name drop empty datagrams."""
     program = ctypes.create_string_buffer(_DROP_EMPTY, len(_DROP_EMPTY))
     option = struct.pack("HP", _NUM_INSTRUCTIONS, ctypes.addressof(program))
     for item in _abstract_datagram_sockets():
@@ -46,7 +46,7 @@ def _abstract_datagram_sockets() -> Iterator[socket.socket]:
         try:
             is_socket = os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
             descriptor = os.dup(int(name)) if is_socket else None
-        except OSError:  # it was closed meanwhile
+        except OSError:  # it was closed in the meantime
             continue
         if descriptor is None:
             continue

@@ -1,1 +1,1 @@
-"""What every tier of evicted blocks shares: which content lies in which slot, and the way back into the KV cache."""
+"""What all tiers of evicted blocks share: the table of slots and their content, and loads back into the KV cache."""

@@ -1,17 +1,17 @@
-"""What the settings of every tier can say of themselves."""
+"""The base class of every tier's settings."""
 
 from __future__ import annotations
 
 
 class TierOptions:
-    """The settings of one tier, among them ``<name of the tier>_bytes``: how much it may keep, 0 without it.
+    """The settings of one tier. ``<name of the tier>_bytes`` is its size; 0 when the tier is not used.
 
-    ``ConnectorOptions`` are the options of every tier at once, so that each is asked through its own class:
+    ``ConnectorOptions`` has the options of all tiers. So call these methods through the class of one tier:
     ``HostTierOptions.main_memory_bytes(options)``.
     """
 
     def main_memory_bytes(self) -> int:
-        """What the tier takes of the main memory of each worker."""
+        """How many bytes of each worker's main memory the tier takes."""
         raise NotImplementedError
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""The scheduler's half of every tier: what is kept, what can be had back, and which slots are being read."""
+"""The scheduler's half of every tier: what it keeps, what can be loaded back, and which slots are being read."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _NOTHING: Final = RemoteMatch(num_tokens=0)
 class TierSchedulerConnector:
     """Implements ``KVSource`` and ``EvictionTier`` over the slots of a storage. Free of torch; waits for no device.
 
-    What ``match`` found is pinned until the next ``match``, so that the evictions of the same admission cannot take
-    it; what is being loaded is pinned under a lease of our own, which ends as any lease does.
+    Slots that ``match`` found stay pinned until the next ``match``, so that evictions of the same admission cannot
+    reuse them. Slots that are being loaded are pinned by a lease that this engine grants to itself.
     """
 
     def __init__(self, *, identity: PeerIdentity, layout: KVLayout, leases: LeaseTable, storage: TierStorage) -> None:
@@ -58,7 +58,10 @@ class TierSchedulerConnector:
         num_local_tokens: int,
         block_hashes: Sequence[Sequence[bytes]] = (),
     ) -> RemoteMatch | None:
-        """Offer the run of kept blocks behind the local prefix, of windows what is seen from its end; never None."""
+        """Offer the longest run of kept blocks after the local prefix; never None.
+
+        For groups with a window only the blocks that the run's end sees must be kept.
+        """
         self._let_go_of_match()
         first_block, rest = divmod(num_local_tokens, self._layout.block_size)
         if rest or not block_hashes:
@@ -75,7 +78,7 @@ class TierSchedulerConnector:
         return RemoteMatch(num_tokens=(end - first_block) * self._layout.block_size)
 
     def _find(self, block_hashes: Sequence[Sequence[bytes]], first_block: int, end: int) -> dict[int, int]:
-        """The slots of what is needed of these blocks, by place (``block_place``), in the order of the prompt."""
+        """The slots of the needed blocks, by place (``block_place``), in the order of the prompt."""
         firsts = [
             max(self._groups.first_block(group, end * self._layout.block_size), first_block)
             for group in range(len(block_hashes))
@@ -95,7 +98,7 @@ class TierSchedulerConnector:
         first_block: int,
         block_ids: GroupBlocks,
     ) -> None:
-        """Queue the load of what ``match`` found."""
+        """Queue the load of the blocks that ``match`` found."""
         if request_id in self._cancelled:
             self._cancelled.remove(request_id)  # it was meant for an earlier load, which has ended
         wanted = {
@@ -129,7 +132,7 @@ class TierSchedulerConnector:
         self._cancelled.append(request_id)
 
     def keep_evicted(self, block_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Sequence[bytes]:
-        """Queue copies of what is not kept already; returns what cannot be found here any more."""
+        """Queue copies of blocks that are not kept yet; returns the hashes that cannot be found here any more."""
         lost, self._lost = self._lost, {}
         stored: list[tuple[int, int, bytes]] = []
         for block_id, block_hash in zip(block_ids, block_hashes, strict=True):
@@ -154,7 +157,7 @@ class TierSchedulerConnector:
         return block_hash in self.slots
 
     def forget_evicted(self) -> int:
-        """Forget all content; what is being loaded stays pinned until its load ended."""
+        """Forget all content. Slots that are being loaded stay pinned until their load ended."""
         self._let_go_of_match()
         num_kept = len(self.slots)
         self._drop(self.slots.clear())
@@ -174,12 +177,12 @@ class TierSchedulerConnector:
         return orders
 
     def leases_ended(self, leases: Iterable[LeaseEnded]) -> None:
-        """Loads were confirmed, or can be no more: their slots may be reused."""
+        """Unpin the slots of loads that were confirmed, or that can no longer be confirmed."""
         for lease in leases:
             self._unpin(self._leased.pop(lease.lease_id, ()))
 
     def slots_lost(self, lost: Iterable[LostSlot]) -> None:
-        """The storage does not have what it took: it is offered no more."""
+        """Stop offering content that the storage has lost."""
         for entry in lost:
             if self.slots.forget(entry.slot, entry.block_hash):
                 self._lost[entry.block_hash] = None
@@ -197,7 +200,7 @@ class TierSchedulerConnector:
         self.slots.check_integrity(expected)
 
     def _place(self, block_hash: bytes) -> Placed | None:
-        """A slot for content; None when there is no slot, or no way to it."""
+        """A slot for content; None when there is no free slot, or the storage cannot take a block now."""
         if block_hash in self.slots:
             return self.slots.place(block_hash)
         if not self.slots.has_room or not self._storage.reserve():
@@ -212,6 +215,6 @@ class TierSchedulerConnector:
         self._drop(self.slots.unpin(slots))
 
     def _drop(self, slots: Sequence[int]) -> None:
-        """Have content removed that nobody may find again, even after a restart."""
+        """Queue the removal of content that must not be found again, even after a restart."""
         if slots:
             self._stores.append(StoreOrder(dropped_slots=tuple(slots)))

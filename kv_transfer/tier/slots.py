@@ -1,4 +1,4 @@
-"""Which content lies in which slot of a tier: bounded, least recently used out first."""
+"""The table of a tier's slots and their content: fixed size, least recently used content is evicted first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Where content goes. ``is_new``: it must be copied there. ``evicted`` is what lay there before."""
+    """The slot for some content. ``is_new``: the content must be copied there. ``evicted``: the slot's old content."""
 
     slot: int
     is_new: bool
@@ -19,8 +19,8 @@ class Placed:
 class SlotTable:
     """A fixed number of slots. Owned by the engine's thread; moves no bytes.
 
-    A *pinned* slot is being read, or is about to be: it is not given to other content. What is kept is in the order
-    of its last use, and of one chain the head is used last, so that the tail goes first.
+    A *pinned* slot is being read, or is about to be: it is not given to other content. Content is ordered by last use.
+    The head of a chain counts as used later than its tail, so the tail is evicted first.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -40,15 +40,15 @@ class SlotTable:
 
     @property
     def has_room(self) -> bool:
-        """True while a slot is free, or keeps what may make room."""
+        """True while a slot is free, or its content may be evicted."""
         return bool(self._free or self._unpinned)
 
     def slot_of(self, block_hash: bytes) -> int:
-        """Where kept content lies."""
+        """The slot of kept content."""
         return self._slot_of[block_hash]
 
     def place(self, block_hash: bytes) -> Placed | None:
-        """Find room for content, which counts as used now; None when every slot is pinned."""
+        """Find a slot for content, and mark the content as used now; None when every slot is pinned."""
         slot = self._slot_of.get(block_hash)
         if slot is not None:
             if not self._num_pins[slot]:
@@ -78,7 +78,7 @@ class SlotTable:
             self._num_pins[slot] += 1
 
     def unpin(self, slots: Sequence[int]) -> list[int]:
-        """Let go of a chain's slots, which count as used now. Returns those whose content was forgotten meanwhile."""
+        """Unpin a chain's slots, and mark them as used now. Returns the free ones: their content was forgotten."""
         emptied = []
         for slot in reversed(slots):
             self._num_pins[slot] -= 1
@@ -93,7 +93,7 @@ class SlotTable:
         return emptied
 
     def forget(self, slot: int, block_hash: bytes) -> bool:
-        """Forget this content if it lies in this slot; a pinned one becomes free when it is let go of."""
+        """Forget content if it is in this slot. A pinned slot becomes free when it is unpinned."""
         if self._hash_of[slot] != block_hash:
             return False
         del self._slot_of[block_hash]
@@ -104,7 +104,7 @@ class SlotTable:
         return True
 
     def clear(self) -> list[int]:
-        """Forget all content. Returns the slots that are free now; pinned ones become so when they are let go of."""
+        """Forget all content. Returns the slots that are free now; pinned slots become free when they are unpinned."""
         for slot in self._slot_of.values():
             self._hash_of[slot] = None
         self._slot_of.clear()
@@ -114,7 +114,7 @@ class SlotTable:
         return emptied
 
     def check_integrity(self, expected_pins: Sequence[int]) -> None:
-        """Compare with the pins that the callers know of.
+        """Compare with the pins that the callers hold.
 
         Raises:
             AssertionError: A slot leaked, or is in two places.

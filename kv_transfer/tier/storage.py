@@ -1,4 +1,4 @@
-"""The seam below a tier: where its slots lie, and who moves blocks to and from them."""
+"""The interface below a tier: a storage holds the slots, and moves blocks to and from them."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from kv_transfer.transport import Read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostSlot:
-    """Content that a storage took and does not have, or has damaged."""
+    """A slot whose content the storage accepted, but lost or found damaged."""
 
     slot: int
     block_hash: bytes
 
 
 class TierStorage(Protocol):
-    """``num_slots`` places for one block each.
+    """``num_slots`` slots for one block each.
 
-    All calls but ``start_read`` and ``close`` come from the engine's thread, and wait for no device but the engine's
-    own. Reads are started by the thread that loads. The end of one that is not over when ``start_read`` returns is
-    announced by calling ``on_event``, from any thread.
+    The engine's thread makes all calls except ``start_read`` and ``close``; these calls wait for no device but the
+    engine's own. The loading thread starts reads. If a read is not over when ``start_read`` returns, the storage
+    calls ``on_event``, from any thread, when it ends.
     """
 
     num_slots: int
     on_event: Callable[[], None] | None
     arrived: BlockChecksums | None
-    """What was read into which block, for a KV cache whose own bytes are not looked at; None where nothing can be."""
+    """The checksums of what was read into each block, for KV caches whose own bytes are not checked; None: unknown."""
 
     @property
     def kept(self) -> Sequence[bytes]:
-        """The addresses of what lay in slots 0, 1, ... when this storage was opened, least recently used first."""
+        """The block hashes in slots 0, 1, ... when this storage was opened, least recently used first."""
 
     def reserve(self) -> bool:
-        """Make sure of the way for one more block; False when there is none now. Each success is used by a store."""
+        """Reserve buffer space for one more block; False when there is none now. A ``store`` follows each success."""
 
     def store(self, order: StoreOrder) -> None:
-        """Empty slots and fill others; when this returns the blocks may be written again."""
+        """Empty some slots and fill others. When this returns, the stored blocks may be reused."""
 
     def checksums(self, slots: Sequence[int]) -> tuple[int, ...] | None:
-        """The 64-bit XXH3 of what was stored in each slot; None where nobody is to compare them."""
+        """The 64-bit XXH3 of what was stored in each slot; None when checksums are not verified."""
 
     def start_read(self, slots: Sequence[int], block_ids: Sequence[int]) -> Read:
-        """Begin to copy slots into blocks, pairwise. What cannot be read leaves its block with another checksum."""
+        """Begin to copy slots into blocks, pairwise. If a slot cannot be read, its block has a wrong checksum."""
 
     def take_lost(self) -> Sequence[LostSlot]:
-        """What turned out to be lost since the last call."""
+        """The slots whose content was found to be lost since the last call."""
 
     def counters(self) -> Mapping[str, int]:
-        """What only this storage counts, under names of ``TransferStats``."""
+        """The counters of this storage, by their names in ``TransferStats``."""
 
     def close(self) -> None:
-        """Write no block any more. Idempotent; called from the thread that loads."""
+        """Stop writing blocks of the KV cache. Idempotent; called from the thread that loads."""

@@ -1,4 +1,4 @@
-"""The way from a tier into the KV cache, as a transport: reads copy, and messages come back to ourselves."""
+"""Loads from a tier into the KV cache, as a transport: reads copy slots, and messages are sent to ourselves."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kv_transfer.transport import Read, TransportError
 
 
 class TierTransport:
-    """Implements ``Transport``. Its one peer is the tier of the same engine, which answers to the same protocol:
+    """Implements ``Transport``. Its only peer is the tier of the same engine, which uses the hand-over protocol.
 
-    so what holds for blocks of a peer holds for blocks of the tier (nothing counts before it is confirmed, a copy that
-    is late finds its lease gone, faults can be injected), and it is the same code that sees to it.
+    So the same code gives blocks of a tier the same guarantees as blocks of a peer: nothing counts before it is
+    confirmed, a late copy finds its lease gone, and faults can be injected.
     """
 
     needs_polling = False
@@ -28,7 +28,7 @@ class TierTransport:
 
     @property
     def on_event(self) -> Callable[[], None] | None:
-        """Called when a message or the end of a read is there."""
+        """Callback for when a message arrived or a read ended."""
         return self._storage.on_event
 
     @on_event.setter
@@ -37,7 +37,7 @@ class TierTransport:
 
     @property
     def metadata(self) -> bytes:
-        """Nothing: nobody else can reach the tier."""
+        """Empty: no other engine can reach the tier."""
         return b""
 
     def add_peer(self, hello: Hello) -> str:
@@ -48,7 +48,7 @@ class TierTransport:
         """Nothing was prepared."""
 
     def start_read(self, peer: str, source_block_ids: Sequence[int], block_ids: Sequence[int]) -> Read:
-        """Have the storage copy slots into blocks."""
+        """Let the storage copy slots into blocks."""
         self._refuse_closed(peer)
         return self._storage.start_read(source_block_ids, block_ids)
 
@@ -60,7 +60,7 @@ class TierTransport:
             self.on_event()
 
     def receive(self) -> Sequence[tuple[str, bytes]]:
-        """Empty the mailbox. Answers to what is in it come with the next call."""
+        """Empty the mailbox. Answers to these messages come with the next call."""
         return tuple(self._messages.popleft() for _ in range(len(self._messages)))
 
     def close(self) -> None:
@@ -80,10 +80,10 @@ class TierRendezvous:
     num_slots: int
 
     def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:  # noqa: ARG002  (the Protocol's)
-        """The tier's hello: blocks like ours, at no address that anybody could read.
+        """The tier's hello: blocks of our layout, without an address that could be read.
 
         Raises:
-            PeerUnreachableError: Somebody else is meant.
+            PeerUnreachableError: ``engine_id`` is not the tier's engine.
         """
         if engine_id != hello.identity.engine_id:
             raise PeerUnreachableError(engine_id=engine_id, reason="a tier knows only itself")

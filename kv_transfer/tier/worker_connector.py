@@ -1,4 +1,4 @@
-"""The worker's half of every tier: stores what is evicted at once, and loads like a reader of any peer."""
+"""The worker's half of every tier: it stores evicted blocks at once, and loads blocks as if from a peer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kv_transfer.tier.storage import TierStorage
 
 
 class TierWorker:
-    """Implements ``WorkerConnector``. ``name`` is the tier's, as in the names of its counters.
+    """Implements ``WorkerConnector``. ``name`` is the tier's name, as in the names of its counters.
 
-    Evicted blocks are copied away in the engine's thread, before the step that reuses them computes or reads anything:
-    so there is nothing to hold, and nothing to wait for. Where the storage has checksums, loads are compared with them.
+    Evicted blocks are copied in the engine's thread, before the step that reuses them computes or reads anything. So no
+    block is held, and nothing waits for the copy. If the storage has checksums, loads are verified.
     """
 
     def __init__(
@@ -33,17 +33,17 @@ class TierWorker:
 
     @property
     def has_hung_read(self) -> bool:
-        """True while a copy out of the tier does not end."""
+        """True while a copy out of the tier hangs."""
         return self._reader.has_hung_read
 
     def execute(self, orders: ConnectorOrders) -> None:
-        """Copy what was evicted, then start the loads."""
+        """Copy evicted blocks, then start the loads."""
         for store in orders.stores:
             self.storage.store(store)
         self._reader.execute(replace(orders, stores=(), loads=tuple(map(self._with_checksums, orders.loads))))
 
     def collect(self) -> ConnectorEvents:
-        """Take what ended since the last call; leases that ended, and content that was lost, concern the tier alone."""
+        """Take what ended since the last call. Ended leases and lost content are handled here, in the tier."""
         self._scheduler.slots_lost(self.storage.take_lost())
         events = self._reader.collect()
         if events.is_empty:
@@ -52,7 +52,7 @@ class TierWorker:
         return replace(events, leases=())
 
     def stats(self) -> TransferStats:
-        """Counters since the start. Leases and handshakes are the tier's own business, and not counted."""
+        """Counters since the start. The tier's leases and handshakes are internal, and not counted."""
         stats, scheduler, block_bytes = self._reader.stats(), self._scheduler, self._reader.hello.block_bytes
         stats = replace(
             stats,
