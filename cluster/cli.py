@@ -1,6 +1,6 @@
 """The command `baton`.
 
-Every import that takes time happens inside the command that needs it, and Ray's only after its environment is set.
+Slow imports happen inside the command that needs them. Ray is only imported after its environment variables are set.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ app.add_typer(clients)
 def main() -> None:
     """Run a command; what the user can mend is one line on standard error and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a name that a terminal cannot show is no reason to fail
+        if isinstance(stream, io.TextIOWrapper):  # do not fail on characters that the terminal cannot show
             stream.reconfigure(errors="backslashreplace")
     hide_keys(("serve", "deploy"))
     try:
@@ -121,7 +121,7 @@ def serve(
 
 
 def run_serve(config: BatonConfig) -> int:
-    """Check everything that can be checked, then start; returns the exit code."""
+    """Check everything that can be checked before the start, then start; returns the exit code."""
     from cluster.plan.preflight import preflight
 
     console = Console(stderr=True)

@@ -1,4 +1,4 @@
-"""What commands that talk HTTP to a cluster share: its URL, the key, and why it cannot be reached."""
+"""Shared by the commands that call a cluster over HTTP: its URL, the API key, and texts for connection errors."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ MAX_PORT = 65_535
 
 
 class NotBatonError(httpx.HTTPError):
-    """What answered is something else than a cluster."""
+    """The server that answered is not a Baton cluster."""
 
 
 class ClusterGoneError(httpx.HTTPError):
-    """A cluster that answered before does not any more."""
+    """A cluster that answered before no longer answers."""
 
     def __init__(self) -> None:
         super().__init__("the cluster ended, or its router did")
 
 
 def answer_of(response: httpx.Response, *keys: str) -> dict[str, Any]:
-    """The object that was answered, which has these keys.
+    """The JSON object of a response, which must have these keys.
 
     Raises:
         httpx.HTTPError: The answer is an error, or is not one of Baton's.
@@ -41,7 +41,7 @@ def answer_of(response: httpx.Response, *keys: str) -> dict[str, Any]:
 
 
 def explain(error: httpx.HTTPError, url: str) -> str:
-    """One line for somebody who expected a cluster at ``url``."""
+    """One line that tells the user why the cluster at ``url`` did not answer as expected."""
     if isinstance(error, httpx.ConnectError) and "SSL" in str(error):
         return f"{url} cannot be asked over TLS ({error}): try http://, as without a proxy in front of the cluster"
     if isinstance(error, httpx.ConnectError):
@@ -60,14 +60,14 @@ def explain(error: httpx.HTTPError, url: str) -> str:
 
 
 def _cause_of(error: BaseException) -> BaseException:
-    """What an error came from in the first place."""
+    """The root cause of an error."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return error
 
 
 def _port_hint(url: str) -> str:
-    """What is said of a URL that names no port: HTTP's is another than Baton's."""
+    """A hint for URLs without a port, since HTTP's default port is not Baton's."""
     parsed = httpx.URL(url)
     default = {"http": 80, "https": 443}[parsed.scheme]
     return "" if parsed.port is not None else f" (port {default}; Baton's default is 8000)"
@@ -89,10 +89,10 @@ def _remedy_of(response: httpx.Response) -> str:
 
 
 def bearer(api_key: str) -> dict[str, str]:
-    """The header that carries a key; none without one.
+    """The authorization header for a key; empty without a key.
 
     Raises:
-        PreflightError: It cannot stand in a header.
+        PreflightError: The key has characters that a header cannot carry.
     """
     if not api_key.isascii() or not api_key.isprintable():
         raise PreflightError("the API key has characters that no key has")
@@ -100,10 +100,10 @@ def bearer(api_key: str) -> dict[str, str]:
 
 
 def cluster_url(text: str) -> str:
-    """The URL of a cluster, as somebody meant who wrote ``localhost:8000`` or ``http://localhost:8000/v1/``.
+    """The normalized URL of a cluster, from what a user may write: ``localhost:8000``, ``http://localhost:8000/v1/``.
 
     Raises:
-        PreflightError: It is none.
+        PreflightError: The text is not a URL of a cluster.
     """
     url = text if "://" in text else f"http://{text}"
     try:
@@ -124,7 +124,7 @@ def message_of(response: httpx.Response) -> str:
 
 
 def code_of(response: httpx.Response) -> str | None:
-    """The code of an error in OpenAI's shape; None where there is none."""
+    """The code of an error in OpenAI's shape; None if there is none."""
     return _of_openai_error(response, "code")
 
 

@@ -1,6 +1,6 @@
 """The commands of `baton` that ask a running cluster, over HTTP.
 
-Every import that takes time happens inside the command that needs it.
+Slow imports happen inside the command that needs them.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def trace(
 
 
 def _give(order: Callable[[str, str], T], context: typer.Context, url: str, api_key: str) -> T:
-    """What ``order`` says, given the cluster's URL and a key that opens orders; an answer that is none is one line."""
+    """Call ``order`` with the cluster's URL and a key for orders, and return its result. An HTTP error is one line."""
     import httpx
 
     from cluster.client import cluster_url, explain
@@ -111,14 +111,14 @@ def _give(order: Callable[[str, str], T], context: typer.Context, url: str, api_
 
 
 def recorded_requests(context: typer.Context, url: str, api_key: str) -> list[RecordedRequest]:
-    """What a cluster recorded of its last requests."""
+    """The cluster's records of its last requests."""
     from cluster.commands.clients.recorded import recorded_requests as run
 
     return _give(lambda url, key: run(url, api_key=key), context, url, api_key)
 
 
 def reported_calibration(context: typer.Context, url: str, api_key: str) -> Calibration:
-    """What a cluster's workers report of themselves."""
+    """The calibration from what a cluster's workers report about themselves."""
     from cluster.commands.clients.recorded import reported_workers
     from simulation.machine import MachineFileError
     from simulation.whatif.reported import reported_calibration as calibration_of

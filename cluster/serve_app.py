@@ -1,6 +1,6 @@
-"""What a Serve configuration file names as ``import_path``: for `serve deploy`, and for RayService on Kubernetes.
+"""The ``import_path`` of a Serve configuration file, for `serve deploy` and for RayService on Kubernetes.
 
-`baton deploy` does more: it refuses what cannot work before anything changes, and takes a failed update back.
+`baton deploy` does more: it refuses what cannot work before anything changes, and rolls a failed update back.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ AskRunning = Callable[[], Mapping[str, RunningPool]]
 logger = logging.getLogger(f"baton.{__name__}")
 
 
-# A plain mapping: Serve would not know the class behind an annotation, which is text in this module.
+# The annotation is a plain mapping: annotations are text in this module, and Serve could not resolve a class.
 def build(args: dict[str, Any]) -> serve.Application:
     """The application of a configuration; ``args`` are the keys of a baton.yaml.
 
     Raises:
-        ConfigFileError, ConfigError, CheckpointError, PreflightError: It cannot be; Serve shows the message.
+        ConfigFileError, ConfigError, CheckpointError, PreflightError: It cannot be built; Serve shows the message.
     """
     built = application(args, list_nodes, running=running_pools)
     _record(_config_of(args))
@@ -50,7 +50,7 @@ def build(args: dict[str, Any]) -> serve.Application:
 
 
 def _record(config: BatonConfig) -> None:
-    """Let `baton deploy`, which may come later, know what runs. Serve takes what it is given, whatever ran before."""
+    """Record what runs, for a later `baton deploy`. Serve itself accepts any application, whatever ran before."""
     model = served_model(config)
     job_id = ray.get_runtime_context().get_job_id()
     claim = Claim.of_this_process("serve deploy", what=model.name, job_id=job_id)
@@ -66,9 +66,10 @@ def application(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> serve.Application:
-    """The application on the machines that ``nodes`` lists, once they are there: Serve is told what to run as soon as
-    the head is, on Kubernetes before any other pod has joined it. Pools that follow their load go on with as many
-    workers as those that ``running`` tells of have.
+    """Wait for enough machines among those that ``nodes`` lists, and build the application for them.
+
+    Serve is told what to run as soon as the head node is up: on Kubernetes, before any other pod has joined. Pools that
+    follow their load keep the number of workers that ``running`` reports.
     """
     config = _config_of(args)
     model = preflight(config)
@@ -87,7 +88,7 @@ def application(
 
 
 def _config_of(args: Mapping[str, Any]) -> BatonConfig:
-    """The configuration; open to the network as far as we know: what listens there is Serve's, and not ours to see."""
+    """The configuration. It counts as open to the network: Serve listens, and its address is not known here."""
     for key in SERVE_HAS:
         if key in args:
             raise ConfigFileError(f"args: {key} is {args[key]!r}, but Serve listens: set it in the file's http_options")
@@ -97,10 +98,10 @@ def _config_of(args: Mapping[str, Any]) -> BatonConfig:
 def _place(
     config: BatonConfig, model: ServedModel, records: Sequence[Mapping[str, Any]], running: Mapping[str, RunningPool]
 ) -> tuple[Placement | None, str]:
-    """Where everything goes; or None, and what is lacking that another machine may bring.
+    """The placement; or None, and a text that says what is missing and another machine may bring.
 
     Raises:
-        ConfigError: No machine would help.
+        ConfigError: No further machine would help.
     """
     try:
         plan = make_plan(config, model, nodes_of_ray(records), running=running)

@@ -1,4 +1,4 @@
-"""Where the API of a cluster is."""
+"""The URL of a cluster's API."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from cluster.config.config import BatonConfig
 
 
 def url_of(host: str, port: int) -> str:
-    """Where an API is; an IPv6 address stands in brackets there."""
+    """The URL of an API; IPv6 addresses are put in brackets."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def base_url(config: BatonConfig) -> str:
-    """Where a client on this machine reaches the API."""
+    """The URL at which a client on this machine reaches the API."""
     return url_of({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host), config.port)

@@ -159,7 +159,7 @@ class BatonConfig(Section):
     @field_validator("served_model_name", mode="before")
     @classmethod
     def _named_once(cls, value: object) -> object:
-        """Names as a tuple, a single one as itself."""
+        """Accept a single name as well as a list of names."""
         if value is None:
             return None
         names = tuple(value) if isinstance(value, list | tuple) else (value,)
@@ -224,7 +224,7 @@ class BatonConfig(Section):
 
     @property
     def routers_listen(self) -> bool:
-        """True where clients' connections end in the routers."""
+        """True when routers accept client connections themselves, without Serve's proxies."""
         return self.http_proxy == "none" or (self.http_proxy == "auto" and self.address is None)
 
     def _checked_engine(self, pool: str) -> EngineConfig:
@@ -241,7 +241,7 @@ class BatonConfig(Section):
             raise ValueError(with_keys(str(error), ("router", self.router), ("tracing", self.tracing))) from error
 
     def with_keys(self, message: str, pool: str) -> str:
-        """What an engine of a pool says, with every setting as it is written in the file."""
+        """The message of a pool's engine, with settings named by their full keys in the file."""
         section = self.pool(pool)
         return with_keys(
             message,
@@ -266,33 +266,33 @@ class BatonConfig(Section):
         return self
 
     def pool(self, name: str) -> PoolSection:
-        """What is said of one pool, by the name of its role."""
+        """The section of one pool, by the name of its role."""
         section: PoolSection = getattr(self, name)
         return section
 
     def role(self, pool: str) -> Role:
-        """What the workers of a pool are for."""
+        """The role of a pool's workers."""
         return ROLES[pool].elastic(ROLES) if self.roles == "elastic" else ROLES[pool]
 
     def core_sharing(self, pool: str) -> CoreSharing | None:
-        """How the workers of a pool share the cores of their host with others; None: not at all."""
+        """How a pool's workers share the cores of their host with other workers; None: not at all."""
         wanted = self.borrow_idle_cores
         if wanted is False:
             return None
         return CoreSharing(borrows=wanted is True or self.pool(pool).num_threads is None, is_required=wanted is True)
 
     def num_replicas(self, pool: str) -> int:
-        """So many workers a pool has where it does not follow its load."""
+        """The configured number of workers, which applies if the pool does not follow its load."""
         number: int = getattr(self, f"{pool}_replicas")
         return number
 
     @property
     def model_code(self) -> ModelCode:
-        """Whose code computes the model."""
+        """Which implementation of the model is used: Baton's or transformers'."""
         return ModelCode(impl=self.model_impl, trust_remote_code=self.trust_remote_code)
 
     def engine_config(self, pool: str, *, model: Path, num_threads: int) -> EngineConfig:
-        """The settings of one pool's engines; ``num_threads`` holds where the pool names none."""
+        """The settings of one pool's engines; ``num_threads`` is used if the pool sets none."""
         section, role = self.pool(pool), self.role(pool)
         return EngineConfig(
             model=ModelConfigSource(
@@ -316,7 +316,7 @@ class BatonConfig(Section):
 
     def _speculative_config(self, role: Role) -> SpeculativeConfig:
         speculative = settings_from(SpeculativeConfig, self.speculative)
-        if not role.decodes and speculative.method == "draft_model":  # it would have nothing to draft, and take memory
+        if not role.decodes and speculative.method == "draft_model":  # would draft nothing, but take memory
             return dataclasses.replace(speculative, method="none", draft_model=None)
         return speculative
 
@@ -327,7 +327,7 @@ class BatonConfig(Section):
         return gpu
 
     def transfer_options(self) -> ConnectorOptions:
-        """The settings of every worker's connector: ``auto`` means that a private Ray is one user's on one machine."""
+        """The settings of every worker's connector. Transport ``auto`` means ``local`` on a private Ray."""
         section = self.kv_transfer
         faults: Section | None = section.faults  # type: ignore[attr-defined]  # the section is made at run time
         changes: dict[str, object] = {} if faults is None else {"faults": settings_from(FaultOptions, faults)}
@@ -354,7 +354,7 @@ class BatonConfig(Section):
         return settings_from(SecuritySettings, self.security, is_loopback=is_loopback_name(self.host))
 
     def settings_of_routers(self, own_admin_key: str | None) -> tuple[SecuritySettings, RouterSettings]:
-        """What routers go by, with key files read: they take orders only where some key opens that.
+        """The settings of routers, with key files read. Routers accept orders only if there is a key for them.
 
         ``own_admin_key`` is the hash of a key that `baton serve` made for itself.
         """

@@ -1,4 +1,4 @@
-"""Reads a configuration from a file and from flags; every mistake becomes one line that names it."""
+"""Reads a configuration from a file and from flags. Every mistake becomes one line that names it."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ MEANINGS = {
     "too_short": "it must not be empty",
     "finite_number": "it must be a finite number",
 }
-"""What some of pydantic's problems are called in YAML."""
+"""Messages in terms of YAML for some of pydantic's error types."""
 
 
 class ConfigFileError(Exception):
-    """A configuration that cannot be used: one line that says where and why."""
+    """A configuration that cannot be used. The message is one line that says where and why."""
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
     """Refuses a mapping that names a key twice; YAML itself would take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Compare the keys as they are written, before merges add others that they may override."""
+        """Look for duplicates among the keys as written, before merges add keys that they may override."""
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
@@ -50,7 +50,7 @@ def parse_yaml(text: str) -> Any:
     """The content of a YAML file.
 
     Raises:
-        yaml.YAMLError: It is none, a key is given twice, or a value is not what it looks like: 2026-13-01 is no date.
+        yaml.YAMLError: It is not YAML, a key is given twice, or a value is malformed: 2026-13-01 is not a date.
     """
     try:
         return yaml.load(text, Loader=UniqueKeyLoader)
@@ -59,7 +59,7 @@ def parse_yaml(text: str) -> Any:
         LookupError,
         AttributeError,
         RecursionError,
-    ) as error:  # of PyYAML's conversions
+    ) as error:  # raised by PyYAML's conversions
         raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error
 
 
@@ -74,12 +74,13 @@ def load_config(
     defaults: Mapping[str, Any] = NOTHING,
     variables: Mapping[str, str] = NOTHING,
 ) -> BatonConfig:
-    """Read ``path``, if there is one, and let the flags that are not None replace its keys. Paths in it are relative to
-    its folder; ``defaults`` are for keys that it leaves out, or null. ``variables`` are the environment variables by
-    which flags were given.
+    """Read the file at ``path``, if there is one. Flags that are not None override its keys.
+
+    Paths in the file are relative to its folder. ``defaults`` apply to keys that are missing or null. ``variables``
+    names the environment variable that each flag came from.
 
     Raises:
-        ConfigFileError: The file is missing or no YAML mapping, a key is unknown, or a value cannot be.
+        ConfigFileError: The file is missing or not a YAML mapping, a key is unknown, or a value is invalid.
     """
     values = beside(read_mapping(path), path.absolute().parent) if path is not None else {}
     values.update({key: value for key, value in defaults.items() if values.get(key) is None})
@@ -95,10 +96,10 @@ def config_of(
     flags: Mapping[str, Any] = NOTHING,
     variables: Mapping[str, str] = NOTHING,
 ) -> BatonConfig:
-    """The configuration with these keys, over which flags win; ``where`` is where they were written.
+    """The configuration with these keys, which ``flags`` override. ``where`` says where the keys were written.
 
     Raises:
-        ConfigFileError: A key is unknown, or a value cannot be.
+        ConfigFileError: A key is unknown, or a value is invalid.
     """
     try:
         return BatonConfig.model_validate({**values, **flags})
@@ -109,7 +110,7 @@ def config_of(
 
 
 def beside(values: Mapping[str, Any], folder: Path, model: type[BaseModel] = BatonConfig) -> dict[str, Any]:
-    """The keys of a file in ``folder``, with absolute paths."""
+    """The keys of a file in ``folder``, with relative paths made absolute."""
     found = dict(values)
     for name, field in model.model_fields.items():
         value, section = found.get(name), section_type(field.annotation)
@@ -121,17 +122,17 @@ def beside(values: Mapping[str, Any], folder: Path, model: type[BaseModel] = Bat
 
 
 def is_path(annotation: Any) -> bool:
-    """True for a path, and for one that may be null."""
+    """True for the type of a path, or of a path that may be null."""
     return annotation is Path or Path in typing.get_args(annotation)
 
 
 def read_mapping(
     path: Path, schema: type[BaseModel] = BatonConfig, *, kind: str = "configuration file"
 ) -> dict[str, Any]:
-    """The top level of a YAML file; an empty file is an empty mapping. ``kind`` is what messages call it.
+    """The top-level mapping of a YAML file; empty for an empty file. ``kind`` is the file's name in messages.
 
     Raises:
-        ConfigFileError: It is missing, or no YAML mapping with keys that are text.
+        ConfigFileError: The file is missing, or is not a YAML mapping whose keys are text.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -155,9 +156,9 @@ def read_mapping(
 def describe_problems(
     error: ValidationError, *, where: str, flags: Mapping[str, str], schema: type[BaseModel] = BatonConfig
 ) -> Iterable[str]:
-    """One phrase for each thing that is wrong, naming the key as the user would write it.
+    """One phrase per mistake, naming the key as the user would write it.
 
-    ``flags`` are the keys that were not written in ``where``, with where each comes from.
+    ``flags`` are the keys that do not come from ``where``, each with its origin.
     """
     for problem in error.errors(include_url=False):
         path = [str(part) for part in problem["loc"]]
@@ -168,7 +169,7 @@ def describe_problems(
         elif problem["type"] == "missing":
             yield f"{source}: {key} is missing"
         elif path[:1] == ["security"]:
-            yield f"{source}: {key}: {reason(problem['msg'])}"  # the value may be a key
+            yield f"{source}: {key}: {reason(problem['msg'])}"  # without the value, which may be an API key
         elif key:
             yield f"{source}: {key}: {MEANINGS.get(problem['type']) or reason(problem['msg'])}, got {_shown(problem)}"
         else:
@@ -181,16 +182,16 @@ def _shown(problem: ErrorDetails) -> str:
 
 
 def reason(message: str) -> str:
-    """Pydantic's message without its prefix, ready to stand within a sentence."""
+    """Pydantic's message without its prefix, to be used within a sentence."""
     message = message.removeprefix("Value error, ")
     return message if message[1:2].isupper() else message[:1].lower() + message[1:]
 
 
 def suggestion(path: list[str], schema: type[BaseModel]) -> str:
-    """The known key that is nearest to the last one of ``path``."""
+    """A hint with the known key that is most similar to the last one of ``path``."""
     model: type[BaseModel] | None = schema
     for part in path[:-1]:
-        if part.isdecimal():  # an item of a list, whose section we have
+        if part.isdecimal():  # an item of a list: ``schema`` is already the section of its items
             continue
         model = section_type(model.model_fields[part].annotation) if model and part in model.model_fields else None
     if model is None:
@@ -211,7 +212,7 @@ def keys_of(model: type[BaseModel]) -> list[str]:
 
 
 def section_type(annotation: Any) -> type[BaseModel] | None:
-    """The section behind a field's annotation, if it is one, or a list of them."""
+    """The section class in a field's annotation: of a section, or of a list of sections; else None."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if typing.get_origin(annotation) in (typing.Union, types.UnionType, list):

@@ -1,4 +1,4 @@
-"""Makes sections of the configuration file out of the settings classes that the rooms define, and names their keys."""
+"""Makes sections of the configuration file from the settings classes of the other packages, and names their keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, values: Any) -> Any:
-        """A section of which only the name is there, since all its keys are comments, is an empty one; yes is no 1."""
+        """Treat a section whose keys are all commented out as empty, and refuse booleans for numbers."""
         if not isinstance(values, dict):
             return values
         for name, value in values.items():
@@ -39,7 +39,7 @@ class Section(BaseModel):
 
 
 def _is_section(field: FieldInfo | None) -> bool:
-    """True for a section that is always there; others may be null, which means something."""
+    """True for a section that always exists. For other sections null is a value with a meaning."""
     return field is not None and isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 
 
@@ -58,9 +58,9 @@ def section_of(
 ) -> type[Section]:
     """Make a section with the fields, types and defaults of a settings dataclass.
 
-    So the dataclass stays the only place that knows its defaults, and needs no pydantic. A field that is not in
-    ``descriptions`` has its own in its metadata. ``optional_sections`` are the fields that are settings themselves, or
-    None.
+    So the dataclass stays the only place with the defaults, and needs no pydantic. Fields that are not in
+    ``descriptions`` carry their description in their metadata. ``optional_sections`` are the fields whose value is a
+    settings class or None.
     """
     hints = get_type_hints(settings)
     fields: dict[str, Any] = {}
@@ -79,9 +79,10 @@ def section_of(
 
 
 def settings_from(settings: type[SettingsT], *sections: Section, **fixed: object) -> SettingsT:
-    """Build the settings from sections, later ones over earlier ones, and from values that come from elsewhere.
+    """Build the settings from sections and from ``fixed`` values. Later sections override earlier ones.
 
-    ``_ALTERNATIVES`` say the same in two ways: one in a later section takes the place of the other in an earlier one.
+    The ``_ALTERNATIVES`` are different ways to set the same thing: one of them in a later section replaces any of them
+    in an earlier section.
 
     Raises:
         Exception: Whatever the settings class raises for values that contradict each other.
@@ -96,11 +97,11 @@ def settings_from(settings: type[SettingsT], *sections: Section, **fixed: object
 
 
 def with_keys(message: str, *places: tuple[str, Section]) -> str:
-    """The message with whole keys: ``max_num_seqs`` becomes ``decode.scheduler.max_num_seqs`` where that decides.
+    """The message with full keys: ``max_num_seqs`` becomes ``decode.scheduler.max_num_seqs`` if it was set there.
 
-    ``places`` are sections with their keys, those that win first. A setting that is given nowhere stands in the last
-    one that has it. Names without an underscore are words, too: only one that the message begins with, as in
-    ``chain: ...``, is a key.
+    ``places`` are sections with their keys, those that override others first. A setting that no section sets gets the
+    key of the last section that has it. A name without an underscore may be an ordinary word, so it only counts as a
+    key at the start of the message, as in ``chain: ...``.
     """
     everywhere = {name: f"{key}.{name}" for key, section in places for name in type(section).model_fields}
     given = {name: f"{key}.{name}" for key, section in reversed(places) for name in section.model_fields_set}

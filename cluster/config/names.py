@@ -1,12 +1,12 @@
-"""What the parts of a cluster are called in Ray Serve."""
+"""The names of a cluster's parts in Ray Serve."""
 
 from __future__ import annotations
 
 APP_NAME = "baton"
 ROUTER = "router"
-"""The deployment of the routers; the others are called as the roles of their workers (router/roles.py)."""
+"""The deployment of the routers. The other deployments have the names of their workers' roles (router/roles.py)."""
 
 NAMESPACE = "baton"
 
 EFFECTIVE = "effective"
-"""Under this key Ray keeps the settings that `/server_info` tells."""
+"""The key of Ray's store for the settings that `/server_info` shows."""

@@ -1,8 +1,8 @@
-"""The admin key that `baton serve` makes for itself where none is configured.
+"""The admin key that `baton serve` makes for itself if none is configured.
 
-It lies in a file of this user's home, by the address of the API, as long as the cluster runs: `baton drain`, `baton
-chaos` and `baton status` of the same user find it there. The process that made it holds a lock on it as long as it
-lives, so that whoever looks there next can tell the key of a cluster that was killed, and removes it.
+While the cluster runs, the key is in a file in this user's home, named after the API's address. There `baton drain`,
+`baton chaos` and `baton status` of the same user find it. The process that made the file holds a lock on it. So a later
+command recognises the key of a cluster that was killed, and removes it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ CONNECT_TIMEOUT_S = 0.5
 
 @contextlib.contextmanager
 def own_admin_key(config: BatonConfig, tell: Callable[[str], None]) -> Iterator[str | None]:
-    """The hash of a new key, whose file is there until the block ends; None where admin keys are configured.
+    """The hash of a new key, whose file exists until the block ends; None if admin keys are configured.
 
-    ``tell`` hears why, where the file cannot be written. Then there is no such key either, and orders are refused.
+    If the file cannot be written, ``tell`` is called with the reason. Then there is no key, and orders are refused.
     """
     if config.security_settings().has_configured_admin_keys:
         yield None
@@ -60,11 +60,11 @@ def own_admin_key(config: BatonConfig, tell: Callable[[str], None]) -> Iterator[
 
 
 def with_own_key(url: str, api_key: str, *, is_for_orders: bool = True) -> tuple[str, str]:
-    """The URL and the key for a cluster: that of this user's own cluster there, if one is there and none was given,
-    or none that is meant for orders (``is_for_orders``).
+    """The URL and the key for a cluster. If this user has an own cluster at the URL, its key is used when no key was
+    given, or when the given key is not meant for orders (``is_for_orders`` False).
 
-    Only for an address, since a name may lead to somebody else's: localhost becomes the address at which the user's
-    own cluster listens.
+    This works only for addresses, since a name may lead to another user's cluster. For localhost, the returned URL has
+    the address at which the user's own cluster listens.
     """
     parsed = httpx.URL(url)
     _remove_left_over()
@@ -78,9 +78,9 @@ def with_own_key(url: str, api_key: str, *, is_for_orders: bool = True) -> tuple
 
 
 def _stored(key: str, url: str) -> tuple[Path, BinaryIO]:
-    """The file with the key, and the same as an open one, whose lock ends with this process.
+    """Write the file with the key. Returns its path and the open file, whose lock ends with this process.
 
-    Another cluster that ends may take the empty folder away just now: twice, if need be.
+    Another cluster that ends may remove the empty folder at this moment, so a second attempt is made.
     """
     file = key_file(url)
     try:
@@ -96,13 +96,13 @@ def _store(key: str, file: Path) -> BinaryIO:
     new.unlink(missing_ok=True)
     write_private(new, key.encode())
     held = new.open("rb")
-    fcntl.flock(held, fcntl.LOCK_EX)  # before it has its name: nobody may take it for one that was left
-    new.replace(file)  # of a cluster that was killed: two cannot listen on one address
+    fcntl.flock(held, fcntl.LOCK_EX)  # before the file has its name, so that no command takes it for a leftover
+    new.replace(file)  # a file found there is a killed cluster's: two clusters cannot listen on one address
     return held
 
 
 def _remove_left_over() -> None:
-    """Remove the keys of clusters that were killed: no process holds them, and nobody answers at their addresses."""
+    """Remove the keys of killed clusters: no process holds their locks, and nothing listens at their addresses."""
     with contextlib.suppress(OSError, RuntimeError):
         for file in FOLDER.expanduser().glob(f"{socket.gethostname()}_*"):
             with contextlib.suppress(OSError), file.open("rb") as opened:
@@ -112,7 +112,7 @@ def _remove_left_over() -> None:
 
 
 def _is_refused(file: Path) -> bool:
-    """True when nobody listens at the address in a file's name: what was deployed to a Ray goes on without us."""
+    """True when nothing listens at the address in a file's name. A cluster on another Ray outlives its command."""
     _, host, port = file.name.rsplit("_", 2)
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
@@ -124,7 +124,7 @@ def _is_refused(file: Path) -> bool:
 
 
 def _read(url: httpx.URL) -> str:
-    """The key for an address; empty if there is none of this user's own."""
+    """The key for an address; empty if there is no file, or another user owns it."""
     try:
         with key_file(url).open("rb") as file:
             is_ours = os.fstat(file.fileno()).st_uid == os.geteuid()
@@ -134,7 +134,7 @@ def _read(url: httpx.URL) -> str:
 
 
 def _remove(file: Path, key: str) -> None:
-    """Remove the file, unless another cluster put its own there meanwhile, and the folders if they are empty."""
+    """Remove the file, unless another cluster has replaced it, and then the folders if they are empty."""
     with contextlib.suppress(OSError):
         if file.read_bytes() == key.encode():
             file.unlink()
@@ -143,7 +143,7 @@ def _remove(file: Path, key: str) -> None:
 
 
 def key_file(url: httpx.URL | str) -> Path:
-    """Where the key for an address is; homes may be shared by several machines."""
+    """The file for an address's key. It names the machine, since several machines may share a home."""
     url = httpx.URL(url)
     host = "127.0.0.1" if url.host == LOCALHOST else url.host
     with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""What differs between the pools of a cluster, in the configuration."""
+"""The settings that may differ between the pools of a cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cluster.config.scaling import ScalingSection
 from cluster.config.settings_sections import CacheSection, GPUSection, SchedulerSection
 
 STEP = 0.0001
-"""Ray books no finer."""
+"""The finest amount of a resource that Ray accounts for."""
 
 OTHER_KEYS = {"CPU": "num_cpus", "GPU": "num_gpus"}
 NOT_BOOKED = ("memory", "object_store_memory")
@@ -21,10 +21,10 @@ MAX_PER_NODE = 100
 
 
 def check_custom_resource(name: str, amount: float) -> None:
-    """Refuse what Ray would refuse when workers are about to be started.
+    """Refuse a custom resource that Ray would only refuse when workers are started.
 
     Raises:
-        ValueError: It has a key of its own, cannot be booked at all, or not in this amount.
+        ValueError: The resource has its own key, cannot be requested, or not in this amount.
     """
     if not name.strip():
         raise ValueError("a custom resource needs a name")
@@ -38,10 +38,10 @@ def check_custom_resource(name: str, amount: float) -> None:
 
 
 def check_amount(name: str, amount: float) -> None:
-    """Refuse amounts that Ray does not count in.
+    """Refuse amounts of a resource that Ray cannot account for.
 
     Raises:
-        ValueError: It is not finite, negative, or finer than ``STEP``.
+        ValueError: The amount is not finite, negative, or finer than ``STEP``.
     """
     steps = amount / STEP
     if not math.isfinite(amount) or amount < 0 or abs(steps - round(steps)) > 1e-6 * max(steps, 1.0):

@@ -1,4 +1,4 @@
-"""Files that only this user may read: written so, and recognised."""
+"""Files that only this user may read: how to write them, and how to check them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def mode_open_to_others(path: Path) -> int | None:
-    """The mode of a file that other users can read or write; None where they cannot, or where there is no file.
+    """The mode of a file if other users can read or write it; None if they cannot, or if there is no file.
 
-    A file of another owner, such as a mounted secret, may be given to us through a group.
+    A file of another owner, such as a mounted secret, may be readable for our group.
     """
     try:
         state = path.stat()

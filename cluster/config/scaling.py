@@ -19,12 +19,12 @@ ScalingBy = Literal["load", "promise"]
 
 MAX_RATIO = 4.0
 MAX_REPLICAS = 10_000
-"""Of anything: a slip of the keyboard would keep the arithmetic busy for hours."""
+"""Limit for every number of replicas: a typing error would keep the arithmetic busy for hours."""
 
 
 _OF_LOAD = ("target_queued_tokens", "target_kv_usage", "look_back_s", "up_delay_s")
 _OF_PROMISE = ("target", "window_s", "start_s")
-"""Keys that mean something only where ``by`` says so."""
+"""Keys that apply only to one value of ``by``."""
 
 
 class ScalingSection(Section):
@@ -82,11 +82,11 @@ class ScalingSection(Section):
         return self
 
     def first(self, num_replicas: int) -> int:
-        """How many workers to begin with where so many were asked for."""
+        """The number of workers to start with: ``num_replicas``, kept within the limits."""
         return min(max(num_replicas, self.min_replicas), self.max_replicas)
 
     def load_of(self, role: Role, load: LoadReport) -> float:
-        """A worker's load as a share of its target, bounded: one stuck queue must not ask for the whole cluster."""
+        """A worker's load as a share of its target. It is capped, so that one stuck queue cannot claim the cluster."""
         targets = {
             LoadMeasure.QUEUED_TOKENS: self.target_queued_tokens,
             LoadMeasure.KV_USAGE: self.target_kv_usage,
@@ -97,10 +97,10 @@ class ScalingSection(Section):
 def promise_rules(
     sections: Mapping[str, ScalingSection | None], *, roles: RolesMode, promise: Promise
 ) -> ScalingRules | None:
-    """The rules of the pools that follow the promises; None where none does.
+    """The rules of the pools that follow the promises; None if no pool does.
 
     Raises:
-        ValueError: Nothing was promised that a pool could follow, or pools contradict each other.
+        ValueError: There is no promise that a pool could follow, or pools contradict each other.
     """
     following = {role: section for role, section in sections.items() if section is not None and section.by == "promise"}
     if not following:
@@ -132,7 +132,7 @@ def promise_rules(
 
 
 def _check_promise(role: str, *, is_elastic: bool, promise: Promise) -> None:
-    """Refuse to follow what was not promised."""
+    """Refuse a pool that is to follow a promise which was not made."""
     if promise.ttft_ms is None and promise.itl_ms is None:
         raise ValueError(f"{role}.scaling is by promise, but nothing is promised: set slo.ttft_ms and slo.itl_ms")
     if is_elastic:

@@ -1,4 +1,4 @@
-"""Which checkpoint is served, and under which name."""
+"""The checkpoint that is served, and its names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUILTIN_MODEL_NAME = "baton-tiny"
 BUILTIN_QUESTION = (
     "The code of the blue fox is 4827. The code of the red bear is 1356. What is the code of the blue fox?"
 )
-"""Something that the built-in model answers rightly, and only as long as the KV of the question arrives whole."""
+"""A question that the built-in model answers correctly only if the question's KV arrives intact."""
 
 ANY_QUESTION = "Hello!"
 
@@ -30,10 +30,10 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
 
     def digest(self) -> str:
-        """What tells its files from others at the same place: those that decide about tokens.
+        """A digest of the files that decide about tokens: it changes when other files are put at the same path.
 
         Raises:
-            CheckpointError, OSError: They cannot be read.
+            CheckpointError, OSError: The files cannot be read.
         """
         digest = hashlib.sha256()
         for name in DECISIVE_FILES:
@@ -45,12 +45,12 @@ class ServedModel:
         return digest.hexdigest()[:32]
 
     def at(self, config: BatonConfig) -> str:
-        """What is served where, in words."""
+        """A text that says which model is served on which host and port."""
         return f"{self.name} on {config.host}:{config.port}"
 
     @property
     def example_question(self) -> str:
-        """What to ask it first."""
+        """An example question for the model."""
         return BUILTIN_QUESTION if self.path == builtin_model_dir() else ANY_QUESTION
 
 
@@ -62,6 +62,6 @@ def served_model(config: BatonConfig) -> ServedModel:
 
 
 def names_of(config: BatonConfig) -> tuple[str, ...]:
-    """The configured names of the model, the one that answers carry first; none where its directory names it."""
+    """The configured names of the model. Answers carry the first one. Empty: the model is named after its directory."""
     names = config.served_model_name
     return (names,) if isinstance(names, str) else names or ()
