@@ -1,1 +1,1 @@
-"""A Ray to live on, and bringing what runs there in line with a configuration."""
+"""Starts or joins a Ray, and brings the cluster on it in line with a configuration."""

@@ -1,4 +1,4 @@
-"""One `baton serve` an address: routers share their port with each other, and so would those of two clusters."""
+"""Allows one `baton serve` per address. Routers share their port, so two clusters at one address would mix."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cluster.plan.preflight import PreflightError
 
 @contextlib.contextmanager
 def holding_address(config: BatonConfig) -> Iterator[None]:
-    """Be the only one of this machine who starts or runs a cluster at an address, whoever the others are. On a Ray that
-    others run, who may is settled there (``cluster.deploy.claim``).
+    """Hold an address exclusively on this machine, against all users, while a cluster starts or runs there. On a shared
+    Ray nothing is held: there a claim decides (``cluster.deploy.claim``).
 
-    Held as a name in the kernel (an abstract socket), which is free again as soon as this process is gone. Only
-    Linux has such names.
+    The address is held as a name in the kernel (an abstract socket), which is free again as soon as this process is
+    gone. Only Linux has such names.
 
     Raises:
-        PreflightError: Another one does.
+        PreflightError: Another process holds the address.
     """
     if config.address is not None:
         yield

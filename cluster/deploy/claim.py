@@ -1,6 +1,6 @@
-"""Which command works on the cluster of a Ray that others use too: one at a time, known by name to every other.
+"""Claims on the cluster of a shared Ray: one command works on it at a time, and the others can see which one.
 
-A claim lives as long as the connection of its command to Ray: one that was killed holds nothing.
+A claim lives as long as its command's connection to Ray. So a command that was killed holds no claim.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LivingJobs = Callable[[], Collection[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A command and what it runs, as people know them; ``job_id`` is what Ray calls its connection."""
+    """A command and what it runs, as shown to users. ``job_id`` is Ray's id for the command's connection."""
 
     command: str
     what: str
@@ -44,7 +44,7 @@ class Claim:
 
     @classmethod
     def of_this_process(cls, command: str, *, what: str, job_id: str) -> Self:
-        """This process's, made now."""
+        """A new claim of this process."""
         return cls(
             command=command,
             what=what,
@@ -57,7 +57,7 @@ class Claim:
 
     @classmethod
     def of_values(cls, values: Mapping[str, object]) -> Self:
-        """The claim with these fields, as ``dataclasses.asdict`` or another version wrote them."""
+        """The claim with these fields, which ``dataclasses.asdict`` or another version of Baton wrote."""
         return cls(**{item.name: str(values.get(item.name, "?")) for item in dataclasses.fields(cls)})
 
     def __str__(self) -> str:
@@ -73,13 +73,13 @@ class ClaimedError(Exception):
 
 
 def take_claim(claim: Claim, living_jobs: LivingJobs) -> int:
-    """Become the one that works on the cluster; the number of the claim, for ``give_back``.
+    """Claim the cluster; returns the number of the claim, for ``give_back``.
 
-    Claims are numbered, and the highest counts. Ray's store gives every number to one of those who ask for it at once,
-    and whoever comes by one that others have passed by then takes the next.
+    Claims are numbered, and the highest one counts. If several commands ask for the same number at once, Ray's store
+    gives it to only one of them. A command whose number is no longer the highest tries the next number.
 
     Raises:
-        ClaimedError: One that lives has it.
+        ClaimedError: A command that is still connected holds the claim.
     """
     holder = claim
     for _ in range(MAX_ATTEMPTS):
@@ -95,12 +95,12 @@ def take_claim(claim: Claim, living_jobs: LivingJobs) -> int:
 
 
 def give_back(number: int) -> None:
-    """Let others work on the cluster. The number stays, so that it is never given twice."""
+    """Give up a claim. Its number stays recorded, so that it is never given out twice."""
     _put(number, None, overwrite=True)
 
 
 def _latest() -> tuple[int, Claim | None]:
-    """The highest number that was given, and who has it, if anybody does."""
+    """The highest number that was given out, and its claim, if it is held."""
     number = max((int(key.decode().removeprefix(PREFIX)) for key in _keys()), default=0)
     value = _internal_kv_get(_key(number), namespace=NAMESPACE)
     values = json.loads(value) if value else None
@@ -122,7 +122,7 @@ def _key(number: int) -> str:
 
 
 def _put(number: int, value: object, *, overwrite: bool) -> bool:
-    """False when the number was given before."""
+    """Write a number's value; False when the number was already given out."""
     existed: bool = _internal_kv_put(_key(number), json.dumps(value), overwrite=overwrite, namespace=NAMESPACE)
     return not existed
 

@@ -1,5 +1,5 @@
-"""What Serve was told to run, by whom, and what came up last: kept in Ray's key-value store, to compare with what is to
-be deployed next, and to go back to."""
+"""The record of a deployment in Ray's key-value store: the configuration that Serve was last told to run, and the last
+one that came up. The next deployment is compared with it, and a failed update is rolled back to it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ CAME_UP = "deployed"
 TOLD = "told"
 
 FIXED = ("model", "served_model_name", "device", "dtype")
-"""What cannot change while requests move between old and new replicas: the same tokens, under the same name."""
+"""Keys that must not change in an update: requests move between old and new replicas, and must get the same tokens
+under the same model name."""
 
 PLACES = ("address", "host", "port")
-"""What only says where to deploy. Where Serve listens is compared with Serve itself, which cannot move."""
+"""Keys that only say where to deploy. The address is compared with that of the running Serve, which cannot change."""
 
 NO_CHANGES = (*PLACES, "startup_timeout_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What was recorded. If not ``is_whole``, another version wrote it, and only what is fixed is known."""
+    """A recorded configuration. If not ``is_whole``, another version wrote it; only the ``FIXED`` keys are known."""
 
     config: BatonConfig
     is_whole: bool
@@ -38,9 +39,9 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What Serve was told last, and by which command. Not ``is_taken``: that command was cut off while it told it.
+    """What Serve was last told to run, and by which command. Not ``is_taken``: Serve may not have received it.
 
-    model_digest: of the model's files as they were then; empty if another version wrote it.
+    model_digest: digest of the model's files at that time; empty if another version wrote the record.
     """
 
     recorded: Recorded | None
@@ -51,14 +52,14 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployRecord:
-    """All that is written of the cluster on a Ray; meant for an application that is there."""
+    """Everything that is recorded of the cluster on a Ray. It only has a meaning while the application exists."""
 
     told: Told | None
     came_up: Recorded | None
 
     @property
     def latest(self) -> BatonConfig | None:
-        """What Serve works towards, as far as that is known."""
+        """The configuration that Serve is bringing up or runs, as far as it is known."""
         configs = self.configs
         if self.told is not None and not self.told.is_taken:
             configs.reverse()
@@ -66,13 +67,13 @@ class DeployRecord:
 
     @property
     def configs(self) -> list[BatonConfig]:
-        """Whatever may run now: while an update is under way, or after one that was not waited for, two of them."""
+        """The configurations that may run now: two of them during an update, or after one that nobody waited for."""
         told = self.told.recorded if self.told is not None else None
         return [recorded.config for recorded in (told, self.came_up) if recorded is not None]
 
 
 def read_deploy_record() -> DeployRecord:
-    """What was written by whatever version."""
+    """Read the record, even if another version of Baton wrote it."""
     values = _read(TOLD)
     told = None
     if isinstance(values, dict):
@@ -86,7 +87,7 @@ def read_deploy_record() -> DeployRecord:
 
 
 def record_told(config: BatonConfig, claim: Claim, *, model_digest: str, is_taken: bool) -> None:
-    """Remember what Serve is about to be told, and then that it took it."""
+    """Record what Serve is about to be told, and later, with ``is_taken``, that it accepted it."""
     content = {
         "config": config.model_dump(mode="json", exclude_unset=True),
         "claim": dataclasses.asdict(claim),
@@ -97,12 +98,12 @@ def record_told(config: BatonConfig, claim: Claim, *, model_digest: str, is_take
 
 
 def record_came_up(config: BatonConfig) -> None:
-    """Remember a configuration that came up."""
+    """Record a configuration that came up."""
     _internal_kv_put(CAME_UP, config.model_dump_json(exclude_unset=True), overwrite=True, namespace=NAMESPACE)
 
 
 def forget_deployed() -> None:
-    """Nothing is deployed any more."""
+    """Delete the record, because nothing is deployed any more."""
     for key in (TOLD, CAME_UP, EFFECTIVE):
         _internal_kv_del(key, namespace=NAMESPACE)
 
@@ -115,7 +116,7 @@ def changed_keys(old: BatonConfig, new: BatonConfig) -> list[str]:
 
 
 def forbidden_changes(old: BatonConfig, new: BatonConfig) -> list[str]:
-    """What differs and must not, as ``key: old -> new``. More or fewer names are no harm while the first stays."""
+    """Changes that are not allowed, as ``key: old -> new``. Names may be added or removed while the first one stays."""
     changed = set(changed_keys(old, new))
     if names_of(old)[:1] == names_of(new)[:1]:
         changed.discard("served_model_name")
@@ -123,7 +124,7 @@ def forbidden_changes(old: BatonConfig, new: BatonConfig) -> list[str]:
 
 
 def _told(value: object) -> str:
-    """A value as it stands in a file."""
+    """A value as written in a configuration file."""
     return "null" if value is None else str(value)
 
 
@@ -133,7 +134,7 @@ def _read(key: str) -> Any:
 
 
 def _recorded(values: Mapping[str, Any] | None) -> Recorded | None:
-    """A configuration; or what is fixed of it, where another version wrote settings that this one does not know."""
+    """The configuration; or only its ``FIXED`` keys, if another version wrote settings that this one does not know."""
     if not values:
         return None
     fixed = {name: values[name] for name in FIXED if name in values}

@@ -1,4 +1,4 @@
-"""Brings a cluster up on a Ray that is there, and tells how far it is."""
+"""Brings a cluster up on a running Ray, and reports the progress."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from engine.contract.errors import ConfigError
 POLL_PERIOD_S = 0.2
 
 Progress = Callable[[Sequence[StartReport], str], None]
-"""Called while the cluster starts, with what each worker says and with a line about the whole."""
+"""Called while the cluster starts, with every worker's report and one line about the whole cluster."""
 
 
 class StartError(Exception):
-    """The cluster cannot serve: one line that says why."""
+    """The cluster cannot serve. The message is one line that says why."""
 
 
 class RefusedStartError(StartError):
-    """It never will with these settings: a worker refused them."""
+    """The cluster can never serve with these settings, because a worker refused them."""
 
 
 class TakenOffError(StartError):
-    """Somebody ended the cluster while it started."""
+    """The cluster was shut down by another command while it started."""
 
     def __init__(self) -> None:
         super().__init__("the cluster was taken off while it started, as `baton shutdown` does")
@@ -63,13 +63,12 @@ class Deployment:
     config: BatonConfig
     model: ServedModel
     claim: Claim | None = None
-    """Who deploys it; None on a private Ray, which has no other users."""
+    """The command that deploys it; None on a private Ray, which has no other users."""
     own_admin_key: str | None = None
     """Hash of the key for orders, where no admin key is configured."""
 
     def place(self) -> Placement:
-        """Where everything will go on the machines that Ray has now. Pools that run already and follow their load go on
-        as large as they are.
+        """The placement on the machines that Ray has now. Pools that already run and follow their load keep their size.
 
         Raises:
             ConfigError: The machines do not have what the configuration asks for.
@@ -80,14 +79,14 @@ class Deployment:
         problem = transfer_problem(self.config, placement)
         if problem:
             raise ConfigError(problem)
-        if self.config.address is None:  # to the Ray of others a machine may still come
+        if self.config.address is None:  # a shared Ray may still get more machines
             problem = placement_problem(self.config, nodes, placement)
             if problem:
                 raise ConfigError(problem)
         return placement
 
     def warnings(self) -> list[str]:
-        """What the machines' network must see to, and what pools cannot become on the machines that Ray has now.
+        """Warnings about the network between machines, and about pools that cannot grow as far as configured.
 
         Raises:
             ConfigError: The machines do not have what the configuration asks for.
@@ -95,7 +94,7 @@ class Deployment:
         return [*transfer_warnings(self.config, self.place()), *growth_warnings(self.config, self._nodes())]
 
     def _nodes(self) -> list[Node]:
-        """The machines that Ray has now; a private one claims more CPUs than are really there."""
+        """The machines that Ray has now. A private Ray claims more CPUs than exist, so its number is corrected."""
         nodes = nodes_of_ray(list_nodes())
         if self.config.address is not None:
             return nodes
@@ -114,11 +113,11 @@ class Deployment:
     def hand_over(self) -> None:
         """Start Serve, with its proxies on the configured address, and tell it what to run; wait for the proxies only.
 
-        The record says so before Serve knows, and Serve goes on with it whatever becomes of this process.
+        The record is written before Serve is told. Serve then goes on, even if this process ends.
 
         Raises:
             ConfigError: The machines do not have what the configuration asks for.
-            StartError: A proxy cannot listen, or Serve did not take it.
+            StartError: A proxy cannot listen, or Serve did not take the application.
         """
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         config = self.config
@@ -144,7 +143,7 @@ class Deployment:
             record_told(self.config, self.claim, model_digest=model_digest, is_taken=is_taken)
 
     def _explained(self, report: StartReport) -> str:
-        """Why a worker refuses to start, in words of the configuration."""
+        """Why a worker refuses to start, with settings named by their keys in the configuration."""
         refusal = report.refusal or ""
         return self.config.with_keys(refusal, report.role) if report.role in POOLS else refusal
 
@@ -152,7 +151,7 @@ class Deployment:
         """Return when every replica is ready.
 
         Raises:
-            StartError: A replica cannot start, not all of them did in time, or the cluster was taken off.
+            StartError: A replica cannot start, not all of them started in time, or the cluster was shut down.
         """
         deadline_s = time.monotonic() + self.config.startup_timeout_s
         was_there = False
@@ -187,8 +186,8 @@ def _proxy_place(config: BatonConfig) -> ProxyPlace:
 
 
 def explain(application: ApplicationStatusOverview | None, reports: Sequence[StartReport]) -> str:
-    """What is missing, deployment by deployment: how many replicas run, what each other one said last, and what Serve
-    says of them."""
+    """What is missing, for each deployment: how many replicas run, the last report of each other replica, and Serve's
+    message about them."""
     if application is None:
         return "Serve does not know the application"
     lacking = [
@@ -200,7 +199,7 @@ def explain(application: ApplicationStatusOverview | None, reports: Sequence[Sta
 
 
 def _explain_deployment(name: str, status: DeploymentStatusOverview, reports: Sequence[StartReport]) -> str:
-    # Serve gives the names of the states, though it declares members of its enum.
+    # Serve declares enum members here, but returns their names.
     counts = {ReplicaState(state).value: count for state, count in status.replica_states.items() if count}
     states = ", ".join(f"{count} {state.lower().replace('_', ' ')}" for state, count in counts.items())
     parts = [f"{name}: {states or 'no replicas'}"]

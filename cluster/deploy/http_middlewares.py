@@ -1,4 +1,4 @@
-"""What Serve's HTTP servers do before anything else. It runs in Serve's proxies, too, and imports little."""
+"""The middlewares of Serve's HTTP servers. They run in Serve's proxies, too, so this module imports little."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEADER = HEADER.encode()
 
 
 class IncomingRequestIdMiddleware:
-    """Lets at most one usable request id in: whatever comes later, Serve's own servers included, can repeat it."""
+    """Keeps at most one valid request id, so that everything behind it, including Serve's servers, can repeat it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -32,7 +32,7 @@ class IncomingRequestIdMiddleware:
 
 
 def limits_of_environment(environment: Mapping[str, str]) -> HttpLimits:
-    """What `baton serve` set for its own Ray, or the operator of another."""
+    """The limits that `baton serve` set for its own Ray, or that the operator of a shared Ray set."""
     standard = HttpLimits()
     return HttpLimits(
         max_num_headers=int(environment.get("BATON_PROXY_MAX_NUM_HEADERS", standard.max_num_headers)),
@@ -43,9 +43,9 @@ def limits_of_environment(environment: Mapping[str, str]) -> HttpLimits:
 
 
 def middlewares() -> list[Middleware]:
-    """What Serve puts around each of its HTTP servers; they speak as ``HttpProtocol`` from now on.
+    """The middlewares that Serve puts around each of its HTTP servers. The call also installs ``HttpProtocol`` there.
 
-    Named in ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``. The first one is the outermost.
+    ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`` names this function. The first middleware is the outermost.
     """
     http_protocol.install(limits_of_environment(os.environ))
     return [

@@ -1,9 +1,9 @@
-"""Starts Ray on a machine that may be busy: again and again while it gets somewhere, and twice where it does not.
+"""Starts Ray on a machine that may be busy. Retries while attempts make progress; gives up after two that do not.
 
-How long Ray waits for its own processes cannot be chosen. A raylet ends where its helpers have not told it their ports
-within 15 s, and `ray.init` where the raylet is not known within 30 s, whatever still happens. And it starts processes
-that one node has no use for: here it does not. What is changed here is private to Ray, which is pinned to one version;
-every test with a cluster would show a change.
+Ray's timeouts for its own processes cannot be configured. A raylet ends if its helpers have not told it their ports
+within 15 s, and `ray.init` fails if the raylet is not registered within 30 s, even if the start still makes progress.
+This module replaces these waits. It also keeps Ray from starting processes that a single node does not need. It patches
+private parts of Ray, which is pinned to one version; every test with a cluster would show a change.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ray._private import parameter, services
 from ray._private.ray_constants import PROCESS_TYPE_RAYLET
 
 PATIENCE_S = 300.0
-"""For all attempts together; one that began before it is over goes to its end."""
+"""Time for all attempts together. An attempt that began before the end of this time is finished."""
 
 SLOW_S = 10.0
-"""An attempt that fails sooner did not fail for want of time."""
+"""An attempt that fails sooner did not fail because the machine was slow."""
 
 QUIET_S = 15.0
-"""An attempt whose logs did not grow for so long at its end had stopped getting anywhere."""
+"""If an attempt's logs did not grow for this long before it failed, it had stopped making progress."""
 
 MAX_FRUITLESS = 2
 POLL_PERIOD_S = 0.2
@@ -36,20 +36,20 @@ LISTEN_PORT = "dashboard_agent_listen_port"
 HELPERS = (LISTEN_PORT, "runtime_env_agent_port", "metrics_agent_port", "metrics_export_port")
 
 UNUSED = {"no_monitor": True, "include_log_monitor": False}
-"""The autoscaler's monitor, and the log monitor, which carries logs to drivers: ours reads them from their files."""
+"""The autoscaler's monitor, and the log monitor, which sends logs to drivers: our driver reads the files instead."""
 
 AGENTS = ("--dashboard_agent_command", "--runtime_env_agent_command")
-"""What a raylet starts beside itself: a server of figures and logs, and one that prepares environments for workers that
-ask for one, which ours do not."""
+"""The agents that a raylet starts: one serves metrics and logs, the other prepares runtime environments, which our
+workers do not use."""
 
 STAND_IN = "import ctypes, os, signal; ctypes.CDLL(None).prctl(1, signal.SIGKILL); os.getppid() == 1 or signal.pause()"
-"""Does nothing as long as the raylet lives (1: PR_SET_PDEATHSIG), which would end without them."""
+"""Stands in for an agent: does nothing while the raylet lives (1: PR_SET_PDEATHSIG). A raylet ends without agents."""
 
 logger = logging.getLogger(f"baton.{__name__}")
 
 
 class NotStartedError(Exception):
-    """It did not start; the message says how often and how long that was tried, and what was said last."""
+    """Ray did not start. The message has the number of attempts, their time, and the last error."""
 
 
 def start_patiently(
@@ -60,10 +60,10 @@ def start_patiently(
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
 ) -> None:
-    """Call ``start`` until it does not fail, and ``clean_up`` after each time that it does. ``folder`` has its logs.
+    """Call ``start`` until it succeeds, and ``clean_up`` after each failure. ``folder`` has the logs of the start.
 
     Raises:
-        NotStartedError: It failed twice without having got anywhere, or for ``PATIENCE_S``.
+        NotStartedError: Two attempts failed without progress, or attempts failed for ``PATIENCE_S``.
     """
     began_s = clock()
     num_attempts = num_fruitless = 0
@@ -92,11 +92,10 @@ def patient_ray(
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
 ) -> Iterator[None]:
-    """Within it, a Ray that is started is not ended for being slow: its raylet is told its helpers' ports, so that it
-    does not wait for them, and is waited for as long as it lives and something changes in its ``folder``, for
-    ``PATIENCE_S`` at most. Nothing is started that one node has no use for: ``UNUSED``, the dashboard's server,
-    which Ray starts and waits for where the dashboard is off, too, and ``AGENTS``: together 2 s of a core at each
-    start.
+    """In this context, a Ray that starts slowly is not ended. Its raylet is told the ports of its helpers, so it does
+    not wait for them. The raylet itself is waited for while it lives and files in its ``folder`` change, but for at
+    most ``PATIENCE_S``. Processes that one node does not need are not started: ``UNUSED``, ``AGENTS``, and the
+    dashboard's server, which Ray starts and waits for even when the dashboard is off. This saves 2 s of a core.
     """
     originals = parameter.RayParams, services.start_ray_process, services.get_node, services.start_api_server
     make_params, start_process, get_node, _ = cast("tuple[Any, ...]", originals)
@@ -109,7 +108,7 @@ def patient_ray(
 
     def start_with_ports(command: list[str], process_type: str, *args: Any, **values: Any) -> Any:
         is_raylet = process_type == PROCESS_TYPE_RAYLET
-        if is_raylet and ports:  # the only one of the four that Ray does not tell its raylet
+        if is_raylet and ports:  # Ray passes the other three ports to its raylet itself
             command = [*map(_with_stand_ins, command), f"--{LISTEN_PORT}={ports[LISTEN_PORT]}"]
         started = start_process(command, process_type, *args, **values)
         if is_raylet:
@@ -135,7 +134,7 @@ def patient_ray(
 
 
 def _with_stand_ins(argument: str) -> str:
-    """An argument of the raylet's, with ``STAND_IN`` for the agents that it would start."""
+    """A command-line argument of the raylet, with ``STAND_IN`` in place of an agent's command."""
     name, _, _ = argument.partition("=")
     if name not in AGENTS:
         return argument
@@ -169,6 +168,6 @@ def _last_change_s(folder: Path) -> float:
     for path in folder.rglob("*"):
         try:
             newest_s = max(newest_s, path.lstat().st_mtime)
-        except OSError:  # gone meanwhile
+        except OSError:  # gone in the meantime
             continue
     return newest_s

@@ -1,8 +1,8 @@
-"""What stands in front of Serve's HTTP proxies, in their processes: a bound on the bodies that are on their way.
+"""ASGI middleware in Serve's HTTP proxies that limits the memory for request bodies in flight.
 
-Serve's proxy hands every body on as fast as it comes, and the router's process takes it as fast, whether the router
-reads it or not: without a bound both hold as much as clients send. Serve asks for this by a variable
-(``cluster.deploy.serve_env``), and behind HAProxy, which bounds what it holds itself, puts it in front of each router.
+Serve's proxy forwards every body as fast as it arrives, and the router's process buffers it even if the router does not
+read it. Without a limit both would hold as much as clients send. A variable tells Serve to use this middleware
+(``cluster.deploy.serve_env``). HAProxy limits its own buffers; behind it Serve puts this in front of each router.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from router.errors import BodyTooLargeError, NoReplicaError, RouterError
 from router.settings import RouterSettings
 
 STEP_BYTES = 1024 * 1024
-"""So much room a body takes at once whose length is not known."""
+"""A body of unknown length reserves room in steps of this size."""
 
 STARTING_S = 30.0
-"""For so long a proxy may not have heard yet what Serve runs."""
+"""For this long after its start a proxy may not know yet which applications Serve runs."""
 
 DEFAULTS = RouterSettings()
 RETRY_AFTER_S = DEFAULTS.retry_after_s
@@ -35,7 +35,7 @@ GONE: Message = {"type": "http.disconnect"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyLimits:
-    """How much one proxy lets pass; ``router.settings`` says what the numbers mean."""
+    """The limits of one proxy. ``router.settings`` describes the fields."""
 
     max_body_bytes: int | None = None
     max_reading_bytes: int = DEFAULTS.max_reading_bytes
@@ -43,7 +43,7 @@ class ProxyLimits:
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> Self:
-        """What `baton serve` set for its own Ray, or the operator of another."""
+        """The limits that `baton serve` set for its own Ray, or that the operator of a shared Ray set."""
         max_body_bytes = environment.get("BATON_PROXY_MAX_BODY_BYTES")
         return cls(
             max_body_bytes=None if max_body_bytes is None else int(max_body_bytes),
@@ -53,7 +53,7 @@ class ProxyLimits:
 
 
 class ProxyGuard:
-    """ASGI middleware. Bodies over 64 KiB have room from before they are read until their answer begins."""
+    """ASGI middleware. A body over 64 KiB holds reserved room from before it is read until its answer begins."""
 
     def __init__(self, app: ASGIApp, *, limits: ProxyLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._app = app
@@ -67,7 +67,7 @@ class ProxyGuard:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. Small ones pass as they are, once the proxy knows where to."""
+        """Serve one request. Small requests pass unchanged, once the proxy has had time to learn the routes."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -86,7 +86,7 @@ class ProxyGuard:
 
 
 class _Passage:
-    """One request on its way. ``refusal`` is what its client is told in the application's place."""
+    """One request that passes the guard. ``refusal`` is the error that the client gets instead of an answer."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class _Passage:
         self.refusal: RouterError | None = None
 
     async def receive(self) -> Message:
-        """The client's next message, once there is room for it; a refused one is gone for the application."""
+        """The client's next message, once there is room. To the application, a refused client seems disconnected."""
         if self.refusal is not None:
             return GONE
         try:
@@ -126,7 +126,7 @@ class _Passage:
         return message
 
     async def send(self, message: Message) -> None:
-        """Pass the answer on; the room is free as soon as it begins, for the body was read then."""
+        """Pass the answer on. Room is given back when the answer begins, since the body has been read by then."""
         if self.refusal is not None and not self.is_answered:
             return
         if message["type"] == "http.response.start":
@@ -144,10 +144,10 @@ class _Passage:
         self._num_taken = 0
 
     async def _take_up_to(self, num_bytes: int) -> None:
-        """Have room for so much of the body, in steps where nobody knows how long it will be.
+        """Reserve room for ``num_bytes`` of the body; in larger steps if the body's length is not known.
 
         Raises:
-            BodyTooLargeError, BodiesFullError: There is none.
+            BodyTooLargeError, BodiesFullError: There is no room.
         """
         if num_bytes > self._max_bytes:
             raise BodyTooLargeError(max_body_bytes=self._max_bytes)
@@ -161,7 +161,7 @@ class _Passage:
 
 
 def _announced_bytes(scope: Scope) -> int | None:
-    """How long the body will be; None when that is not known. A request without either header has none."""
+    """The length of the body; None when it is not known. A request with neither header has no body."""
     length = b"0"
     for name, value in scope["headers"]:
         if name == b"transfer-encoding":
@@ -172,6 +172,6 @@ def _announced_bytes(scope: Scope) -> int | None:
 
 
 def _is_serves_own(start: Message) -> bool:
-    """True for a 404 of the proxy, which does not know the routers; their own are JSON, as everything of theirs."""
+    """True for a 404 of the proxy itself, which does not know the routers yet. Routers always answer with JSON."""
     kind = Headers(raw=list(start.get("headers", []))).get("content-type", "")
     return start["status"] == NOT_FOUND and not kind.startswith("application/json")

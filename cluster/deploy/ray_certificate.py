@@ -1,7 +1,8 @@
-"""The certificate that shuts everybody else out of a private Ray.
+"""The TLS certificate that keeps other users out of a private Ray.
 
-Ray looks at its token once a call has arrived, and one of its methods (``RaySyncer.StartSync``) ends the process before
-that when it is called without headers. So Ray's servers ask for a certificate, too: without one, nothing is called.
+Ray checks its token only after a call has arrived. One of its methods (``RaySyncer.StartSync``) crashes the process
+before that check when it is called without headers. So Ray's servers require a client certificate, too: without one, no
+method can be called.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ CLOCK_MARGIN = timedelta(days=1)
 
 
 def certificate_environment(folder: Path) -> dict[str, str]:
-    """Make a certificate with its key in ``folder``; what lets Ray's processes use it on both ends of a connection.
+    """Make a certificate and its key in ``folder``. Returns the environment with which Ray uses it on both sides.
 
-    It is its own authority, so it is the only one that is taken, and it is as secret as its key, which only this user
-    can read.
+    The certificate is self-signed and its own authority, so no other certificate is accepted. Only this user can read
+    its key.
     """
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     private_key = ec.generate_private_key(ec.SECP256R1())

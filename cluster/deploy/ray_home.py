@@ -1,4 +1,4 @@
-"""Where a cluster lives: a private Ray for one `baton serve` on this machine, or a Ray that others run."""
+"""The Ray on which a cluster runs: a private one for one `baton serve` on this machine, or a shared one."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ RAYLET = "raylet"
 
 
 class RayUnavailableError(Exception):
-    """The Ray that was named cannot be used."""
+    """The requested Ray cannot be used."""
 
 
 class RayHome(Protocol):
     """A Ray to deploy to."""
 
     def start(self) -> Claim | None:
-        """Connect, starting what is needed; the claim to it, where others could use it, too."""
+        """Connect, and start what is needed. Returns the claim on a shared Ray; None on a private one."""
 
     def is_alive(self) -> bool:
         """True while a cluster on it can serve."""
 
     def is_there(self) -> bool:
-        """True while it may answer, with or without a cluster on it. Any thread may ask."""
+        """True while this Ray may answer, with or without a cluster on it. Any thread may ask."""
 
     def kill(self) -> None:
-        """End every process that was started at once, for a caller that ends itself. Any thread may call it."""
+        """End all started processes immediately, for a caller that is about to end. Any thread may call it."""
 
     def stop(self) -> None:
         """End everything that was started. Idempotent."""
 
     def remove_logs(self) -> None:
-        """Remove the files that were written, if they are ours. Call it after ``stop``."""
+        """Remove the log files, if they are ours. Call it after ``stop``."""
 
     @property
     def logs(self) -> str:
@@ -65,9 +65,9 @@ class RayHome(Protocol):
 
 
 class PrivateRay:
-    """Starts Ray's processes, and sees to it that all of them end.
+    """Starts Ray's processes, and makes sure that all of them end.
 
-    ``cluster.deploy.serve_env`` must have been applied before Ray was imported: its processes inherit the environment.
+    ``cluster.deploy.serve_env`` must be applied before Ray is imported, since Ray's processes inherit the environment.
     """
 
     def __init__(self, *, folder: Path, num_cpus: int, object_store_bytes: int, resources: Mapping[str, float]) -> None:
@@ -85,10 +85,10 @@ class PrivateRay:
     def start(self) -> None:
         """Start the processes and connect to them.
 
-        Several times if need be (``cluster.deploy.patient_start``).
+        Failed starts are retried (``cluster.deploy.patient_start``).
 
         Raises:
-            RayUnavailableError: It did not start.
+            RayUnavailableError: Ray did not start.
         """
         self._started = StartedProcesses()
         try:
@@ -113,14 +113,14 @@ class PrivateRay:
         )
 
     def is_alive(self) -> bool:
-        """True while the driver is connected, Ray's own processes run, and Ray has not given its only machine up, as it
-        does with a raylet that answers no more."""
+        """True while the driver is connected, Ray's own processes run, and Ray still counts its only machine as alive,
+        which it stops doing when the raylet no longer answers."""
         node = _own_node()
         if not ray.is_initialized() or node is None or node.dead_processes():
             return False
         try:
             return any(node["Alive"] for node in list_nodes())
-        except (RayError, OSError, RuntimeError):  # too busy to say: of what is dead the processes tell
+        except (RayError, OSError, RuntimeError):  # too busy to answer; dead processes were checked above
             return True
 
     def is_there(self) -> bool:
@@ -128,15 +128,15 @@ class PrivateRay:
         return self.is_alive()
 
     def kill(self) -> None:
-        """Kill what ``stop`` would ask to end, the raylet last: its driver does not outlive it in every call."""
+        """Kill all processes that ``stop`` would end. The raylet is last: some Ray calls end this driver without it."""
         kill_all([process for process in self._processes() if not is_named(process, RAYLET)])
         remove_left_over()
         kill_all(self._processes())
 
     def stop(self) -> None:
-        """End every process that came with Ray, politely and then not."""
+        """End every process that came with Ray: ask them to end, then kill them."""
         started = self._processes()
-        _set_global_client(None)  # type: ignore[no-untyped-call]  # of a Serve that will be no more, for the next start
+        _set_global_client(None)  # type: ignore[no-untyped-call]  # the client of a Serve that ends, so that the next start gets a new one
         ray.shutdown()
         psutil.wait_procs(started, timeout=TERMINATE_TIMEOUT_S)
         kill_all(self._processes())
@@ -146,12 +146,12 @@ class PrivateRay:
         return self._started() if self._started is not None else []
 
     def remove_logs(self) -> None:
-        """Remove the whole folder, sockets and all."""
+        """Remove the whole folder, including sockets."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class SharedRay:
-    """A Ray that was there before and stays: only what we started goes. ``what`` tells others what that is."""
+    """A Ray that existed before and stays: only what we started is ended. ``what`` describes it to other users."""
 
     def __init__(self, *, address: str, host: str, port: int, what: str) -> None:
         self._address = address
@@ -164,11 +164,11 @@ class SharedRay:
 
     @property
     def logs(self) -> str:
-        """Ray keeps them on its nodes."""
+        """A text that says where Ray keeps logs: on its nodes."""
         return "`ray logs` on the Ray cluster"
 
     def start(self) -> Claim:
-        """Connect. From here on an application of our name is ours.
+        """Connect and claim the cluster. From here on an application of our name is ours.
 
         Raises:
             RayUnavailableError: There is no Ray at the address, a cluster runs or is being started on it, or its Serve
@@ -200,10 +200,10 @@ class SharedRay:
         return ray.is_initialized()
 
     def kill(self) -> None:
-        """Leave it to those whose Ray it is."""
+        """Do nothing: the Ray is not ours."""
 
     def stop(self) -> None:
-        """Take our application off, and Serve too if we started it and nobody else uses it now."""
+        """Delete our application, and shut Serve down if we started it and no other application uses it."""
         if not ray.is_initialized():
             return
         names = set(applications() or ()) if self._is_app_ours else set()
@@ -223,22 +223,22 @@ class SharedRay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldClaim:
-    """A claim that is ours."""
+    """A claim that this process holds."""
 
     claim: Claim
     number: int
 
     def give_back(self) -> None:
-        """Let others work on the cluster; if Ray is gone, so is the claim."""
+        """Give up the claim. If Ray is gone, the claim is gone too."""
         with contextlib.suppress(RayError):
             give_back(self.number)
 
 
 def hold(command: str, *, what: str, address: str) -> HeldClaim:
-    """Become the one command that works on the cluster of the Ray that we are connected to.
+    """Claim the cluster of the Ray that we are connected to.
 
     Raises:
-        RayUnavailableError: Another one does.
+        RayUnavailableError: Another command holds the claim.
     """
     claim = Claim.of_this_process(command, what=what, job_id=ray.get_runtime_context().get_job_id())
     try:
@@ -262,19 +262,19 @@ def living_jobs() -> set[str]:
 
 
 def is_deployed(address: str) -> bool:
-    """True when Serve knows our application, be it one that is going.
+    """True when Serve knows our application, even if the application is being deleted.
 
     Raises:
-        RayUnavailableError: It cannot say.
+        RayUnavailableError: Serve cannot say.
     """
     return _application(address) is not None
 
 
 def is_occupied(address: str) -> bool:
-    """True when our application is there, and not on its way out.
+    """True when our application exists.
 
     Raises:
-        RayUnavailableError: It is on its way out, or Serve cannot say.
+        RayUnavailableError: The application is being deleted, or Serve cannot say.
     """
     application = _application(address)
     if application is not None and application.status == ApplicationStatus.DELETING:
@@ -295,10 +295,10 @@ def _application(address: str) -> ApplicationStatusOverview | None:
 
 
 def connect(address: str) -> None:
-    """Become a driver of the Ray at ``address``.
+    """Connect to the Ray at ``address`` as a driver.
 
     Raises:
-        RayUnavailableError: There is none, or it does not let us in.
+        RayUnavailableError: There is no Ray, or it refuses the connection.
     """
     try:
         check_token(address)
@@ -311,7 +311,7 @@ def connect(address: str) -> None:
 
 
 def remedy_of(what: str) -> str:
-    """What to do about something that Ray said when it was connected to."""
+    """What the user can do about an error of Ray's while connecting."""
     known = {
         "Version mismatch": "run this with the Python and the Ray of that cluster, as on its head after "
         "`. ~/baton/deploy/node.sh`",
@@ -322,16 +322,16 @@ def remedy_of(what: str) -> str:
 
 
 def list_nodes() -> list[Mapping[str, Any]]:
-    """What Ray says of every machine, living or not; for ``cluster.plan.inventory``."""
+    """Ray's records of all machines, alive or dead, for ``cluster.plan.inventory``."""
     nodes: list[Mapping[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return nodes
 
 
 def check_http(*, address: str, host: str, port: int) -> None:
-    """Compare with where Serve listens, if it runs already: it cannot move.
+    """Compare host and port with those of a Serve that already runs, since it cannot change them.
 
     Raises:
-        RayUnavailableError: It listens elsewhere.
+        RayUnavailableError: Serve listens on another host or port.
     """
     client: Any = _get_global_client(raise_if_no_controller_running=False)
     if client is not None and (client.http_config.host, client.http_config.port) != (host, port):
@@ -342,7 +342,7 @@ def check_http(*, address: str, host: str, port: int) -> None:
 
 
 def authentication_hint() -> str:
-    """What to look at when a Ray that listens does not let us in."""
+    """What the user can check when a Ray listens, but refuses the connection."""
     mode = os.environ.get("RAY_AUTH_MODE", "unset")
     return (
         f"RAY_AUTH_MODE is {mode} here; a Ray that asks for a token needs RAY_AUTH_MODE=token, and its own token in "
@@ -366,5 +366,5 @@ def home_of(config: BatonConfig, folder: Path | None) -> RayHome:
 
 
 def _own_node() -> Any:
-    """Ray's record of the processes that this one started for it; None where it started none."""
+    """Ray's record of the Ray processes that this process started; None if it started none."""
     return ray._private.worker._global_node

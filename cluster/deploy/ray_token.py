@@ -1,4 +1,4 @@
-"""The token that a Ray that others run asks for: whether it takes ours, asked once and before Ray connects.
+"""Checks with one call, before Ray connects, whether a shared Ray accepts our token.
 
 Ray itself tries twenty times, writes each refusal to the terminal, and then raises its own traceback as a text.
 """
@@ -21,18 +21,18 @@ _messages: Any = gcs_service_pb2
 _stub_of: Any = gcs_service_pb2_grpc.NodeInfoGcsServiceStub
 
 TIMEOUT_S = 5.0
-"""For the one call; a Ray that is too busy for it has the time that Ray itself gives it."""
+"""Timeout of this call. If Ray is too busy to answer it, Ray's own timeouts for connecting apply."""
 
 
 class TokenRefusedError(Exception):
-    """A Ray did not let us in, or would not; the message says what to do."""
+    """A Ray refused our token, or would refuse it; the message says what to do."""
 
 
 def check_token(address: str) -> None:
-    """Show the Ray at ``address`` our token. One that cannot be asked is left to whoever connects to it.
+    """Check our token with the Ray at ``address``. If that Ray cannot be asked, nothing is raised here.
 
     Raises:
-        TokenRefusedError: There is no token to show, or it is not taken.
+        TokenRefusedError: There is no token, or it is not accepted.
     """
     if _has_mode("token") and (missing := _missing_token()):
         raise TokenRefusedError(f"the Ray at {address}: RAY_AUTH_MODE is token here, but {missing}: {_remedy()}")
@@ -49,7 +49,7 @@ def _token_file() -> Path:
 
 
 def _missing_token() -> str:
-    """What is said of a token that is not there; empty where one is, or where Kubernetes gives it."""
+    """The message about a missing token; empty if there is a token, or if Kubernetes provides it."""
     if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_ENABLE_K8S_TOKEN_AUTH", "0") not in ("", "0", "false"):
         return ""
     path = _token_file()

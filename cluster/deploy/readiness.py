@@ -16,7 +16,7 @@ def wait_until_ready(url: str, *, timeout_s: float = READY_TIMEOUT_S) -> None:
     """Return when the router at ``url`` sees workers of both kinds.
 
     Raises:
-        StartError: It does not within ``timeout_s``.
+        StartError: The router does not within ``timeout_s``.
     """
     deadline_s = time.monotonic() + timeout_s
     with httpx.Client(timeout=5.0, trust_env=False) as client:
@@ -30,7 +30,7 @@ def wait_until_ready(url: str, *, timeout_s: float = READY_TIMEOUT_S) -> None:
 
 
 def _ask(client: httpx.Client, url: str) -> str:
-    """Why the URL does not answer well; empty if it does."""
+    """Why the URL does not answer as it should; empty if it does."""
     try:
         response = client.get(url)
     except httpx.HTTPError as error:

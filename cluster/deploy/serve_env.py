@@ -20,39 +20,43 @@ from cluster.deploy.ray_certificate import certificate_environment
 from cluster.plan.preflight import PreflightError
 
 MAX_FOLDER_CHARACTERS = 36
-"""Ray puts sockets into a folder in it (``RAY_FOLDER``), whose paths may have 107 characters. HAProxy's may have 97, of
-which Serve takes 58 for a folder of each proxy's own, and one is left for the name.
+"""Limit for the path of the session's folder, because of sockets in it. Ray's sockets are in a subfolder
+(``RAY_FOLDER``), and their paths may have 107 characters. HAProxy's may have 97: Serve uses 58 of them for a folder for
+each proxy, and one is left for the name.
 """
 
 OTHER_CLUSTERS = ("RAY_AUTH_TOKEN_PATH", "RAY_REDIS_ADDRESS")
-"""Variables with which another Ray's token and state would be a private one's."""
+"""Variables that would make a private Ray use another Ray's token and state."""
 
 FOLDER_PREFIX = "baton-"
 HELD = "held"
-"""A file of the session's folder that the command locks as long as it lives."""
+"""A file in the session's folder that the command keeps locked while it lives."""
 
 LEFT_OVER_S = 86_400.0
-"""What is left of a cluster that was killed stays for so long: somebody may want its logs."""
+"""How long the folder of a killed cluster is kept, because its logs may be needed."""
 
 RAY_FOLDER = "r"
-"""Ray's own folder, in that of the session: Ray lets everybody write there."""
+"""Ray's own folder, inside the session's folder, because Ray makes it writable for all users."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest message between replicas: a prompt of a million token ids has about 5 MB; gRPC's default is 4 MB."""
 
 
 HTTP_CALLBACK = "cluster.deploy.http_middlewares:middlewares"
-"""What Serve calls in each process before it starts an HTTP server there."""
+"""The function that Serve calls in each process before it starts an HTTP server there."""
 
 
 def serve_environment() -> dict[str, str]:
-    """What every node of a cluster should set before its Ray starts: Serve's throughput mode, room for messages, no
-    graceful end for a replica that fails its health checks (it would be waited for as long as for a drain), proxies
-    that are looked after each second (one that died is replaced after three looks, by default ten seconds apart, and
-    one that starts slowly is given a minute, by default 15 s), a controller that looks at everything four times a
-    second instead of ten (2 % of a core less at rest), processes that count what they do every two seconds instead of
-    ten times in one, processes as important as any (Ray lets all others of a machine go before them, those that read
-    requests too; engines' threads stand back by themselves), and middleware in front of Serve's HTTP servers.
+    """What every node of a cluster should set before its Ray starts:
+
+    - Serve's throughput mode, larger messages between replicas, and middleware in front of Serve's HTTP servers.
+    - No graceful end for a replica that fails its health checks: Serve would wait as long as for a drain.
+    - Health checks of proxies every second instead of every ten: a dead one is replaced after three failed checks. A
+      proxy that starts slowly gets a minute instead of 15 s.
+    - A controller loop of 4 instead of 10 iterations a second: 2 % of a core less at rest.
+    - Metrics exported every two seconds instead of ten times a second.
+    - Normal priority: by default Ray gives all its workers, routers too, a lower priority than other processes.
+      Engines lower that of their own threads.
 
     Measured on 2 cores, against Serve's defaults: 15,000 instead of 2,700 stream items a second from a handle, 6,100
     instead of 1,400 server-sent events a second to one HTTP client, 2.8 ms instead of 3.9 ms for a GET.
@@ -72,16 +76,16 @@ def serve_environment() -> dict[str, str]:
 
 
 def node_environment() -> dict[str, str]:
-    """What the machines of a cluster set: ``serve_environment``, and a proxy on every machine that runs something.
+    """What the machines of a cluster set: ``serve_environment``, and a proxy on every machine that runs replicas.
 
-    Throughput mode turns Serve's direct ingress on, with which only the head has a proxy and every router opens a port
-    of its own.
+    Throughput mode turns Serve's direct ingress on. With it only the head node would have a proxy, and every router
+    would open a port of its own.
     """
     return {**serve_environment(), "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}
 
 
 def proxy_environment(config: BatonConfig) -> dict[str, str]:
-    """How much the proxies of a private Ray hold: of headers what a router would, of bodies what all together would."""
+    """The limits of a private Ray's proxies: for headers, those of one router; for bodies, those of all together."""
     settings, security = config.router_settings(), config.security_settings()
     return {
         "BATON_PROXY_MAX_BODY_BYTES": str(settings.max_body_bytes),
@@ -95,14 +99,14 @@ def proxy_environment(config: BatonConfig) -> dict[str, str]:
 
 
 def private_ray_environment(folder: Path) -> dict[str, str]:
-    """What keeps a private Ray to this machine and to this user, with files in ``folder``.
+    """Keeps a private Ray closed to other machines and other users, with files in ``folder``.
 
-    Ray's servers listen on the loopback address only (the variable's name tells where Ray does that by default). They
-    ask for a certificate and a token that only this Ray's processes have, and so do Serve's servers between replicas,
-    which listen on all interfaces whatever is asked for. What would answer without either is not started: metrics
-    of Ray's processes, and a port for every router (what else Ray would start: ``cluster.deploy.patient_start``). UCX,
-    which moves the KV, opens no port at all; where ``kv_transfer.transport`` is ``network`` it is held to the loopback
-    device. Of what its one node has, the raylet tells once a second instead of ten times.
+    Ray's servers listen only on the loopback address (the first variable is named after the systems where that is the
+    default). They require a certificate and a token that only this Ray's processes have. So do Serve's servers between
+    replicas, which always listen on all interfaces. Servers that would answer without both are not started: metrics of
+    Ray's processes, and a port for every router (for others see ``cluster.deploy.patient_start``). UCX, which moves the
+    KV, opens no port; with ``kv_transfer.transport: network`` it is limited to the loopback device. The raylet reports
+    its node's resources once a second instead of ten times.
     """
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -121,9 +125,9 @@ def private_ray_environment(folder: Path) -> dict[str, str]:
 
 
 def haproxy_environment(folder: Path) -> dict[str, str]:
-    """What makes Serve run HAProxy, with its files in ``folder`` and on ports of its own, so that two can coexist.
+    """Makes Serve run HAProxy, with its files in ``folder`` and on its own ports, so that two clusters can coexist.
 
-    HAProxy's statistics and metrics listen on all interfaces without authentication: not a default.
+    This is not the default, because HAProxy's statistics and metrics listen on all interfaces without authentication.
     """
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -140,25 +144,25 @@ def haproxy_environment(folder: Path) -> dict[str, str]:
 
 
 def shared_ray_environment() -> dict[str, str]:
-    """What lets a driver in where Ray's own command line would be let in.
+    """Lets a driver connect wherever Ray's own command line could connect.
 
-    `ray start` asks for a token as soon as its user has one, and drivers send it only if this variable says so. A Ray
-    that asks for none takes a driver that sends one.
+    `ray start` requires a token as soon as its user has one, but drivers only send it if this variable is set. A Ray
+    that requires no token also accepts a driver that sends one.
     """
     has_token = bool(os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"))
     return {"RAY_AUTH_MODE": "token"} if has_token or ray_token_file().is_file() else {}
 
 
 def ray_token_file() -> Path:
-    """Where Ray keeps a user's token."""
+    """The file in which Ray keeps a user's token."""
     return Path.home() / ".ray" / "auth_token"
 
 
 def check_token_file() -> None:
-    """Refuse to use a token that others can read: it lets them run code as whoever started the Ray.
+    """Refuse a token that other users can read: with it they can run code as the user who started the Ray.
 
     Raises:
-        PreflightError: They can.
+        PreflightError: Other users can read the token.
     """
     if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
         return
@@ -173,10 +177,10 @@ def check_token_file() -> None:
 
 
 def prepare_environment(config: BatonConfig, folder: Path | None) -> None:
-    """Set what Ray and Serve will read. Call it before importing Ray.
+    """Set the environment variables that Ray and Serve will read. Call it before importing Ray.
 
-    ``folder`` is for the files of a private Ray, None where an existing Ray is used. What tunes Serve may be set
-    already and stays; what protects a private Ray is set whatever is there.
+    ``folder`` is for the files of a private Ray; None if an existing Ray is used. Variables that tune Serve keep a
+    value that is already set. Variables that protect a private Ray are always overwritten.
 
     Raises:
         PreflightError: The token for an existing Ray can be read by others.
@@ -198,9 +202,9 @@ def prepare_environment(config: BatonConfig, folder: Path | None) -> None:
 
 @contextmanager
 def session_folder(config: BatonConfig) -> Iterator[Path | None]:
-    """A new folder for the files of a private Ray, None where an existing one is used. Without logs it goes at the end.
+    """A new folder for the files of a private Ray; None on an existing Ray. Without logs it is removed at the end.
 
-    Nobody else may enter it: Ray lets everybody into its own folder, so that lies within.
+    No other user may enter it. Ray makes its own folder accessible to all users, so that one is inside.
     """
     if config.address is not None:
         yield None
@@ -214,14 +218,14 @@ def session_folder(config: BatonConfig) -> Iterator[Path | None]:
             yield folder
         finally:
             held.unlink(missing_ok=True)
-            if not (folder / RAY_FOLDER).exists():  # else its logs are wanted, as was decided where Ray was stopped
+            if not (folder / RAY_FOLDER).exists():  # it exists if the logs are to be kept, decided when Ray was stopped
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_left_over(parent: Path, *, now_s: float | None = None) -> None:
-    """Remove this user's folders of clusters that were killed a day ago or before: nobody holds them any more.
+    """Remove this user's folders of clusters that were killed at least a day ago: no process locks them any more.
 
-    Those of clusters that failed, whose logs are wanted, have no file to hold.
+    The folders of clusters that failed, whose logs may be needed, have no lock file and stay.
     """
     latest_s = (time.time() if now_s is None else now_s) - LEFT_OVER_S
     for held in parent.glob(f"{FOLDER_PREFIX}*/{HELD}"):

@@ -1,7 +1,7 @@
-"""Starts Serve without waiting for its proxies, so that replicas start beside them.
+"""Starts Serve without waiting for its proxies, so that replicas start at the same time.
 
-`serve.start` waits first: on 2 cores 1.5 s in which one of them does nothing. What stands for it here is private to
-Serve, and Ray is pinned to one version; every test with a cluster would show a change.
+`serve.start` waits for the proxies first: on 2 cores 1.5 s, in which one core is idle. This module uses private parts
+of Serve instead. Ray is pinned to one version, and every test with a cluster would show a change.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ray.serve.exceptions import RayServeException
 
 PROXY_TIMEOUT_S = 300.0
 PORT_PATIENCE_S = 10.0
-"""For a port that a proxy which ends may still hold."""
+"""How long to wait for a port that a proxy which is ending may still hold."""
 
 POLL_PERIOD_S = 0.5
 ASK_TIMEOUT_S = 30.0
 PORT_IS_TAKEN = "Failed to bind to address"
-"""What Serve says of a port that it cannot have."""
+"""Serve's error message for a port that is in use."""
 
 
 ProxyPlace = Literal["EveryNode", "HeadOnly", "Disabled"]
-"""Where Serve has proxies, in its own words."""
+"""On which machines Serve runs proxies, as Serve's setting."""
 
 
 class ProxyError(Exception):
@@ -38,8 +38,8 @@ class ProxyError(Exception):
 
 
 def begin_serve(*, host: str, port: int, location: ProxyPlace) -> Sequence[Any] | None:
-    """Start Serve's controller where none runs; what to wait for until its proxies listen, as far as there are any yet.
-    None where Serve runs already, or is to have no proxies."""
+    """Start Serve's controller if none runs. Returns references to wait for until its proxies listen, for those that
+    exist already; None if Serve already ran, or is to have no proxies."""
     http_options = {"host": host, "port": port}
     if _get_global_client(raise_if_no_controller_running=False) is not None:
         serve.start(proxy_location=location, http_options=http_options)
@@ -52,7 +52,7 @@ def begin_serve(*, host: str, port: int, location: ProxyPlace) -> Sequence[Any] 
 
 
 def ask_for_proxies() -> Sequence[Any]:
-    """What to wait for until the proxies listen that Serve has now.
+    """The references to wait for until Serve's current proxies listen.
 
     Raises:
         RayError, RayServeException: Serve does not answer, or is gone.
@@ -71,11 +71,11 @@ def wait_for_proxies(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Return when all of them listen, or those that Serve put in their place: it ends a proxy that starts too slowly,
-    as on a machine that is busy, and starts another one.
+    """Return when all proxies listen. Serve may replace a proxy that starts too slowly, as on a busy machine; then its
+    replacement is waited for.
 
     Raises:
-        ProxyError: One cannot, or has not in time.
+        ProxyError: A proxy cannot listen, or does not in time.
     """
     if proxies is None:
         return
@@ -104,7 +104,7 @@ def wait_for_proxies(
 
 
 def _error_of(proxies: Sequence[Any], get: Callable[..., Any], *, timeout_s: float) -> Exception | None:
-    """Why not all of them listen; None when they do."""
+    """Why not all proxies listen; None when they do."""
     try:
         get(proxies, timeout=timeout_s)
     except (RayError, OSError, RuntimeError) as error:
@@ -113,10 +113,10 @@ def _error_of(proxies: Sequence[Any], get: Callable[..., Any], *, timeout_s: flo
 
 
 def _refuse_unless_port(error: Exception, *, for_s: float) -> None:
-    """Return where a port may still come free.
+    """Return if the error is a port in use that may still become free.
 
     Raises:
-        ProxyError: It has been taken for too long, or it is something else.
+        ProxyError: The port has been in use for too long, or the error is another one.
     """
     if PORT_IS_TAKEN not in str(error):
         raise ProxyError(f"a proxy of Serve does not start: {last_line(error)}") from error
@@ -135,6 +135,6 @@ def _too_late(timeout_s: float, last: str) -> ProxyError:
 
 
 def last_line(error: Exception) -> str:
-    """The reason at the end of what Ray says, often after somebody else's traceback."""
+    """The reason at the end of Ray's message, which often follows another process's traceback."""
     lines = str(error).strip().splitlines()
     return lines[-1] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""What Serve runs, asked of a controller that may have gone or be restarting."""
+"""Asks Serve's controller, which may be gone or restarting, what Serve runs."""
 
 from __future__ import annotations
 
@@ -32,15 +32,13 @@ def applications() -> Mapping[str, ApplicationStatusOverview] | None:
 
 
 def running_pools() -> Mapping[str, RunningPool]:
-    """The pools that Serve has, each with as many workers as it means to run: those that were deployed, or that its
-    autoscaler chose.
+    """Serve's pools, each with its target number of workers: as deployed, or as chosen by Serve's autoscaler.
 
-    While it builds an application that a configuration file of its own describes, it lists none of the pools that go
-    on meanwhile: of these as many count as run. What is asked here is private to Serve, and Ray is pinned to one
-    version.
+    While Serve builds an application from its own configuration file, it does not list the pools that still run. For
+    these the number of running workers counts. This uses private parts of Serve; Ray is pinned to one version.
 
     Raises:
-        RayError: Its controller restarts, or does not answer.
+        RayError: Serve's controller restarts, or does not answer.
     """
     client: Any = _get_global_client(raise_if_no_controller_running=False)
     if client is None:
@@ -69,7 +67,7 @@ def running_pools() -> Mapping[str, RunningPool]:
 
 
 def delete_application() -> None:
-    """Take our application off a Serve that goes on. Serve does it by itself when it takes longer than a minute, as it
-    does where workers drain for so long."""
+    """Delete our application from a Serve that goes on. If that takes longer than a minute, because workers drain, this
+    returns and Serve finishes it alone."""
     with contextlib.suppress(TimeoutError):
         serve.delete(APP_NAME)

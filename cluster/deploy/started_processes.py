@@ -1,4 +1,4 @@
-"""The processes that came since a moment, at any depth: those too whose parents ended without them."""
+"""Finds all descendant processes that were started since a given moment, even if their parents have ended."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import psutil
 
 TERMINATE_TIMEOUT_S = 5.0
 PR_SET_CHILD_SUBREAPER = 36
-"""From linux/prctl.h: what loses its parent below this process becomes its child, and not init's."""
+"""From linux/prctl.h: descendants of this process that lose their parent become its children, not those of init."""
 
 
 class StartedProcesses:
-    """What this process started after this was made, directly or not.
+    """The processes that this process started, directly or indirectly, after this object was made.
 
-    A helper of Ray outlives its raylet when that is killed: it wants to report the death to a server that is gone, too,
-    and waits for a minute. On Linux it is ours from then on; elsewhere it is not found.
+    When a raylet is killed, one of its helpers outlives it: it tries for a minute to report the death to a server that
+    is gone, too. On Linux the helper then becomes our child; on other systems it is not found.
     """
 
     def __init__(self) -> None:
@@ -26,12 +26,12 @@ class StartedProcesses:
         self._others = set(psutil.Process().children(recursive=True))
 
     def __call__(self) -> list[psutil.Process]:
-        """Those that are there now."""
+        """The ones that exist now."""
         return [process for process in psutil.Process().children(recursive=True) if process not in self._others]
 
 
 def is_named(process: psutil.Process, name: str) -> bool:
-    """Whether a process is called so; what ended meanwhile is called nothing."""
+    """True when a process has this name; False when it has ended."""
     try:
         return process.name() == name
     except psutil.NoSuchProcess:
