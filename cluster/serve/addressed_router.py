@@ -7,18 +7,18 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 
 class UnknownReplicaError(ReplicaUnavailableError):
-    """The addressed replica is not running (any more), as far as Serve knows: the call was not sent.
+    """As far as Serve knows, the addressed replica is not running (any more): the call was not sent.
 
-    Not in the module of ``AddressedRouter``, which Serve copies by value, its classes included.
+    This class must be importable on its own, since Serve copies ``AddressedRouter`` by value.
     """
 
 
 class AddressedRouter(RequestRouter):
     """Takes the replica that ``session_id`` names, or fails at once.
 
-    Serve's router would queue a call until some replica has room and retry it on another one after a failure. Neither
-    may happen here: the caller bounds its waits and decides about another replica itself. Hence the override of the
-    method below the public ``choose_replicas``, which runs inside that queue.
+    Serve's router would queue a call until some replica has room, and retry it on another replica after a failure.
+    Neither may happen here: the caller limits its waits and chooses another replica itself. So this class overrides
+    the method below the public ``choose_replicas``, because the public one runs inside that queue.
     """
 
     async def choose_replicas(
@@ -26,7 +26,7 @@ class AddressedRouter(RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Return the addressed replica alone; only Serve's own machinery gets here."""
+        """Return only the addressed replica. Only Serve itself calls this."""
         address = pending_request.metadata.session_id if pending_request is not None else ""
         return [[replica for replica in candidate_replicas if replica.replica_id.unique_id == address]]
 

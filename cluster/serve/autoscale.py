@@ -1,8 +1,8 @@
-"""Pools that grow and shrink on their own signals: prefill by the prompts that wait, decode by the KV in use; or as a
-router orders, which predicts what the promises need.
+"""Autoscaling policies: a pool follows its own load (prefill: waiting prompts, decode: KV in use), or the orders of a
+router, which predicts how many workers the promises need.
 
-Serve's autoscaler asks each replica for its load, or for what it was told, adds its own bounds and delays, and stops
-replicas by draining them.
+Serve's autoscaler asks each replica for its load, or for the last order that it got. It applies its own limits and
+delays, and stops replicas by draining them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 from cluster.config.scaling import ScalingSection
 
 LOAD = "load"
-"""A replica's load as a share of what it should have: 1 means just right."""
+"""Name of the metric with a replica's load as a share of its target: 1 means just right."""
 
 ORDERED = "ordered"
 ORDERED_AT = "ordered_at_s"
-"""How many replicas a replica was told that there should be, and when."""
+"""Names of the metrics with the last order that a replica got: how many replicas there should be, and when."""
 
 POLICY = "cluster.serve.autoscale:wanted_replicas"
 ORDERS_POLICY = "cluster.serve.autoscale:ordered_replicas"
 
 
 def autoscaling_config(scaling: ScalingSection, *, num_replicas: int) -> AutoscalingConfig:
-    """The settings as Serve takes them, beginning with ``num_replicas``."""
-    if scaling.by == "promise":  # a router has waited as long as it should
+    """The settings for Serve's autoscaler, which begins with ``num_replicas``."""
+    if scaling.by == "promise":  # no delays: the router has already waited as long as it should
         return AutoscalingConfig(
             min_replicas=scaling.min_replicas,
             max_replicas=scaling.max_replicas,
@@ -48,10 +48,10 @@ def autoscaling_config(scaling: ScalingSection, *, num_replicas: int) -> Autosca
 
 
 def wanted_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """As many replicas as have the sum of all loads between them; Serve calls it in its controller.
+    """The number of replicas that the sum of all loads needs. Serve calls this in its controller.
 
     Returns:
-        The number, before Serve's bounds and delays; and no state of our own.
+        The number, before Serve's limits and delays; and an empty policy state.
     """
     loads = (context.aggregated_metrics or {}).get(LOAD, {})
     if not loads:
@@ -60,10 +60,10 @@ def wanted_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
 
 
 def ordered_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """As many replicas as the newest order says that any of them was told; Serve calls it in its controller.
+    """The number of replicas in the newest order that any replica got. Serve calls this in its controller.
 
     Returns:
-        The number, before Serve's bounds; and no state of our own.
+        The number, before Serve's limits; and an empty policy state.
     """
     told = context.raw_metrics or {}
     newest = {replica: series[-1].value for replica, series in told.get(ORDERED_AT, {}).items() if series}

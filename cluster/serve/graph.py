@@ -1,4 +1,4 @@
-"""The Serve graph: routers in front of one pool of workers a role."""
+"""The Serve graph: routers in front of one pool of workers per role."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from router.roles import ROLES
 from router.security import SecuritySettings
 
 UNLIMITED_CALLS = 1_000_000
-"""Calls in progress at one replica. Our own bounds are lower, and answer 429 and not with a silent queue."""
+"""Serve's limit on concurrent calls to one replica. Our own limits are lower, and answer 429 instead of queueing."""
 
 SHUTDOWN_MARGIN_S = 5.0
-"""What a drained worker may need beyond its drain."""
+"""Additional time that a worker may need to end after its drain."""
 
 SHUTDOWN_POLL_S = 0.2
 MAX_START_ATTEMPTS = 3
 
 QUIET_LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
-"""Serve would log every request, and every call between replicas. They are counted instead (docs/metrics.md). Without
-the level it makes the line of each call all the same, and leaves it out at last.
+"""Serve would log every request, and every call between replicas. They are counted instead (docs/metrics.md). The level
+is set as well, because otherwise Serve still formats the line of each call and then drops it.
 """
 
 FULL_SURGE_PERCENT = 100
@@ -53,13 +53,13 @@ def build_graph(
     worker: type[Any] = Worker,
     own_admin_key: str | None = None,
 ) -> serve.Application:
-    """Bind the deployments of the routers and of every role's workers; another ``worker`` is for measuring routers.
+    """Bind the deployments of the routers and of every role's workers. Another ``worker`` is for measuring routers.
 
-    ``own_admin_key`` is the hash of the key that orders ask for where no admin key is configured; without any key they
-    are refused.
+    ``own_admin_key`` is the hash of the key for orders if no admin key is configured; without any key, orders are
+    refused.
 
-    What is deployed again unchanged goes on as it is: a deployment's version is a digest of its settings and of our
-    code. What changed is replaced one by one, the new replica first where the cluster has room for it.
+    The version of a deployment is a digest of its settings and of our code. On an update, deployments with the same
+    version keep their replicas. The others get new replicas one by one; if there is room, the new replica starts first.
     """
     security, router = config.settings_of_routers(own_admin_key)
     settings = IngressSettings(
@@ -92,7 +92,7 @@ def build_graph(
 
 
 def _listen_settings(config: BatonConfig, security: SecuritySettings) -> ListenSettings | None:
-    """Where routers listen themselves; None where a proxy does for them."""
+    """The address on which routers listen; None if a proxy listens for them."""
     if not config.routers_listen:
         return None
     return ListenSettings(
@@ -120,7 +120,7 @@ def _bind_worker(
         core_sharing=config.core_sharing(pool),
         tracing=config.tracing_settings(),
     )
-    # Threads follow from what else runs on a machine: no reason to replace a worker that runs.
+    # The number of threads depends on what else runs on the machine, so a change must not replace running workers.
     threadless = dataclasses.replace(settings.engine.model, num_threads=config.pool(pool).num_threads)
     stable = dataclasses.replace(settings, engine=dataclasses.replace(settings.engine, model=threadless))
     num_replicas = placement.counts[pool]
@@ -143,14 +143,14 @@ def _bind_worker(
 
 
 def _size(scaling: ScalingSection | None, num_replicas: int) -> dict[str, Any]:
-    """So many replicas, or as many as the load asks for."""
+    """Serve's options for the size of a pool: fixed, or following the load."""
     if scaling is None:
         return {"num_replicas": num_replicas}
     return {"autoscaling_config": autoscaling_config(scaling, num_replicas=num_replicas)}
 
 
 def _spread(max_per_node: int | None) -> dict[str, Any]:
-    """So many replicas on one machine at most, or Serve's default."""
+    """Serve's option for the maximum number of replicas per machine, if one is set."""
     return {} if max_per_node is None else {"max_replicas_per_node": max_per_node}
 
 
@@ -159,18 +159,18 @@ def _versioned(deployment: serve.Deployment, settings: object) -> serve.Deployme
 
 
 def _one_of(num_replicas: int) -> int:
-    """One replica more, as a percentage."""
+    """The percentage that stands for one replica."""
     return -(-100 // num_replicas)
 
 
 def deployment_version(settings: object) -> str:
-    """A digest of settings (dataclasses all the way down) and of our code; equal digests need no restart."""
+    """A digest of settings (nested dataclasses) and of our code. Replicas with an equal digest need no restart."""
     return hashlib.sha256(f"{code_digest()} {settings!r}".encode()).hexdigest()[:16]
 
 
 @functools.cache
 def code_digest() -> str:
-    """A digest of every module of ours, so that an upgrade replaces what runs the old code."""
+    """A digest of all our modules, so that an upgrade replaces replicas that run the old code."""
     digest = hashlib.sha256()
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)

@@ -1,4 +1,4 @@
-"""The router's pools over Serve handles."""
+"""Implements the router's Protocols for pools with Serve handles."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from router.wire.linked_calls import LinkedCalls
 RESYNC_TIMEOUT_S = 10.0
 
 TELL_AGAIN_S = 10.0
-"""So often replicas are told again how many of them there should be."""
+"""How often the wanted number of replicas is sent to the replicas again."""
 
 
 class RayWorkerPool:
-    """One role's workers: ``router.pool.workers.WorkerPool``, called with the patience of the router's settings.
+    """One role's workers. Implements ``router.pool.workers.WorkerPool``, with the timeouts of the router's settings.
 
-    Requests, aborts and orders to move go over the connection that brings the tokens, to replicas that have none by
-    Ray.
+    Requests, aborts and orders to move go over the connection on which the tokens arrive. They go over Ray to replicas
+    without such a connection.
     """
 
     def __init__(self, caller: Caller, settings: RouterSettings) -> None:
@@ -60,18 +60,18 @@ class RayWorkerPool:
         )
 
     def has_link(self, replica_id: str) -> bool:
-        """True where a call is a frame on a connection that is there."""
+        """True when calls to this replica go as frames over an open connection."""
         return replica_id in self._links
 
     async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
-        """End requests wherever they are; raises WorkerUnavailableError."""
+        """Abort requests in any state; raises WorkerUnavailableError."""
         if (link := self._links.get(replica_id)) is not None:
             await link.abort(request_ids, timeout_s=self._order_timeout_s)
         else:
             await self._caller.call(replica_id, "abort", tuple(request_ids), timeout_s=self._order_timeout_s)
 
     async def move_out(self, replica_id: str, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
-        """Have requests leave a replica for another one; raises WorkerUnavailableError."""
+        """Let requests move from a replica to another one; raises WorkerUnavailableError."""
         if (link := self._links.get(replica_id)) is not None:
             await link.move_out(request_ids, timeout_s=self._order_timeout_s, only_waiting=only_waiting)
         else:
@@ -79,16 +79,16 @@ class RayWorkerPool:
             await self._caller.call(replica_id, "move_out", *args, timeout_s=self._order_timeout_s)
 
     async def drain(self, replica_id: str) -> None:
-        """Have a replica let its requests go, and exit; raises WorkerUnavailableError."""
+        """Let a replica drain its requests, and exit; raises WorkerUnavailableError."""
         await self._caller.call(replica_id, "drain", timeout_s=self._order_timeout_s)
 
     async def lean(self, replica_id: str, role: str) -> str:
-        """Have a replica prefer the work of a role; raises WorkerUnavailableError."""
+        """Let a replica prefer the work of a role; raises WorkerUnavailableError."""
         before: str = await self._caller.call(replica_id, "lean", role, timeout_s=self._order_timeout_s)
         return before
 
     async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
-        """Have a replica's connector suffer these faults; raises WorkerRefusedError and WorkerUnavailableError."""
+        """Inject these faults into a replica's connector; raises WorkerRefusedError and WorkerUnavailableError."""
         refusal: Refusal | None = await self._caller.call(
             replica_id, "set_faults", options, timeout_s=self._order_timeout_s
         )
@@ -96,7 +96,7 @@ class RayWorkerPool:
             raise refusal.to_error()
 
     async def reset_prefix_cache(self, replica_id: str, *, preempt_running: bool) -> CacheReset | None:
-        """Have a replica drop its prefix cache; raises WorkerUnavailableError."""
+        """Let a replica drop its prefix cache; raises WorkerUnavailableError."""
         reset: CacheReset | None = await self._caller.call(
             replica_id, "reset_prefix_cache", preempt_running, timeout_s=self._order_timeout_s
         )
@@ -115,11 +115,11 @@ class RayWorkerPool:
     async def outputs(
         self, replica_id: str, client_id: str, *, mirrors_cache: bool = False
     ) -> AsyncIterator[StepMessage]:
-        """Open the stream of everything that concerns ``client_id``: over a socket where the worker is on this host,
-        by Ray where it is not.
+        """Open the stream of all messages for ``client_id``: over a socket if the worker is on this host, otherwise
+        over Ray.
 
         Raises:
-            WorkerUnavailableError: The replica is gone, or sends what this router cannot read.
+            WorkerUnavailableError: The replica is gone, or sends something that this router cannot read.
         """
         offer: FrameOffer | None = await self._caller.call(
             replica_id, "offer_outputs", client_id, mirrors_cache, timeout_s=self._submit_timeout_s
@@ -140,7 +140,7 @@ class RayWorkerPool:
 
     @contextlib.contextmanager
     def _noted(self, replica_id: str, link: LinkedCalls) -> Iterator[None]:
-        """Send calls here, for as long as this stream is read: once it has broken they fail as it did."""
+        """Send calls over this connection while its stream is read. If it breaks, calls fail like the stream."""
         self._links[replica_id] = link
         try:
             yield
@@ -149,12 +149,12 @@ class RayWorkerPool:
                 del self._links[replica_id]
 
     async def resync_cache(self, replica_id: str, client_id: str) -> None:
-        """Ask for the whole prefix cache again; raises WorkerUnavailableError."""
+        """Ask a replica to send the state of its whole prefix cache again; raises WorkerUnavailableError."""
         await self._caller.call(replica_id, "resync_cache", client_id, timeout_s=RESYNC_TIMEOUT_S)
 
 
 class RayRouterPeers:
-    """``router.report.router_report.RouterPeers`` over Serve: the other replicas of the router's own deployment."""
+    """Implements ``router.report.router_report.RouterPeers``: the other replicas of the router's own deployment."""
 
     def __init__(self, caller: Caller, *, own_id: str) -> None:
         self._caller = caller
@@ -170,20 +170,20 @@ class RayRouterPeers:
         if report is None:
             raise WorkerUnavailableError(replica_id=router_id, reason="it is starting")
         if report.router_id != router_id:
-            # Serve's own choice takes over where the addressed replica went just now.
+            # If the addressed replica has just ended, Serve may choose another one.
             raise WorkerUnavailableError(replica_id=router_id, reason=f"{report.router_id} answered in its place")
         return report
 
     async def farewell(self, router_id: str, report: RouterReport, *, timeout_s: float) -> None:
-        """Leave one router the last word of this one; raises WorkerUnavailableError."""
+        """Send this router's final counters to another router; raises WorkerUnavailableError."""
         await self._caller.call(router_id, "note_farewell", report, timeout_s=timeout_s)
 
     async def take_order(
         self, router_id: str, order: Order, response_id: str, *, owner: str, timeout_s: float
     ) -> StoredResponse | None:
-        """Ask the router that keeps a response; raises WorkerUnavailableError.
+        """Send an order about a stored response to the router that keeps it; raises WorkerUnavailableError.
 
-        Another one that answers in its place has no response of this id.
+        If another router answers in its place, it has no response with this id.
         """
         found: StoredResponse | None = await self._caller.call(
             router_id, "take_response_order", order, response_id, owner, timeout_s=timeout_s
@@ -202,8 +202,8 @@ class RayRouterPeers:
 
 
 class ServeSizes:
-    """``router.scaling.control.ScalingOrders``: tells the replicas of a pool how many there should be, of which Serve's
-    autoscaler asks them (``cluster/serve/autoscale.py``).
+    """Implements ``router.scaling.control.ScalingOrders``: tells the replicas of a pool how many there should be.
+    Serve's autoscaler then asks the replicas for that number (``cluster/serve/autoscale.py``).
     """
 
     def __init__(
@@ -222,8 +222,8 @@ class ServeSizes:
         self._told_s: dict[str, dict[str, float]] = {role: {} for role in callers}
 
     async def want(self, role: str, number: int) -> None:
-        """Tell those that do not know it yet, and all of them now and then: another router may have told them something
-        else meanwhile. Raises WorkerUnavailableError where one cannot be told.
+        """Tell the number to replicas that do not know it yet, and to all of them from time to time, because another
+        router may have told them another number. Raises WorkerUnavailableError if a replica cannot be told.
         """
         caller, order, now_s = self._callers[role], self._orders.get(role), self._clock()
         if order is None or order[0] != number:
@@ -243,9 +243,10 @@ class ServeSizes:
 
 
 class ServeTargets:
-    """``router.report.cluster_view.WantedWorkers`` as Serve knows it: what was deployed, or what its autoscaler chose.
+    """Implements ``router.report.cluster_view.WantedWorkers`` with Serve's target numbers: as deployed, or as chosen
+    by its autoscaler.
 
-    The controller's method is private to Serve, and Ray is pinned to one version; tests/e2e would show a change.
+    The controller's method is private to Serve. Ray is pinned to one version, and tests/e2e would show a change.
     """
 
     def __init__(self, controller: Any) -> None:
@@ -253,12 +254,12 @@ class ServeTargets:
 
     @classmethod
     def of_this_cluster(cls) -> ServeTargets:
-        """Those of the Serve that runs this process. Call it at the start: while Ray's head is away, looking the
-        controller up would wait for it."""
+        """The targets of the Serve that runs this process. Call it at the start: looking the controller up blocks while
+        Ray's head node is away."""
         return cls(ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE))
 
     async def numbers(self, *, timeout_s: float) -> Mapping[str, int]:
-        """How many workers Serve means to run, by role; none while its controller cannot say."""
+        """Serve's target number of workers, by role; roles are missing while Serve's controller does not answer."""
         known: dict[str, int] = {}
         with contextlib.suppress(RayError, KeyError, TimeoutError):
             async with asyncio.timeout(timeout_s):

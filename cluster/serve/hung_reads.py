@@ -1,9 +1,9 @@
-"""A worker one of whose reads hangs for good goes by itself: only the end of its process is sure to end the read.
+"""A worker with a read that hangs for good ends itself, because only the end of its process is sure to end the read.
 
-Nothing less is. With NIXL over TCP neither releasing the transfer nor removing the peer nor deregistering the memory
-stopped the bytes on their way. Destroying the agent does, but breaks every other transfer, and the peer that hangs
-ended in UCX (`Fatal: unexpected error: Endpoint timeout`) as soon as it went on, in 6 of 6 trials. It does so too when
-our process ends, in 6 of 6: so the requests are moved to others first, and then the process ends as a whole.
+Nothing less works. With NIXL over TCP, neither releasing the transfer nor removing the peer nor deregistering memory
+stopped the bytes in flight. Destroying the agent does, but it breaks every other transfer. Also, the hanging peer
+crashed in UCX (`Fatal: unexpected error: Endpoint timeout`) as soon as it went on, in 6 of 6 trials. It crashes as well
+when our process ends, in 6 of 6. So the worker first moves its requests to others, and then ends its process.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 LOOK_PERIOD_S = 0.5
 END_MARGIN_S = 15.0
-"""What a process that was drained may need to end."""
+"""The time that a drained process may need to end."""
 
 
 class HungReads:
-    """Watches one worker's reads. ``leave`` begins its drain, after which it ends; ``may_leave`` asks whose turn it is.
+    """Watches one worker's reads. ``leave`` begins the drain that ends the worker; ``may_leave`` asks for its turn.
 
-    Where several workers of a role want to go, as when a network swallows everything, one goes after the other; none
-    waits for its turn longer than ``patience_s``, which is also the time that a drain may take. A read that ends by
-    itself before that leaves the worker where it is.
+    If several workers of a role want to leave, as when a network drops all packets, they leave one after the other. No
+    worker waits for its turn longer than ``patience_s``, which is also the time that a drain may take. If the read ends
+    by itself before the drain begins, the worker stays.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class HungReads:
         self._is_leaving = False
 
     async def keep_looking(self) -> None:
-        """Look now and then, until cancelled."""
+        """Look periodically, until cancelled."""
         while True:
             try:
                 await self.look()
-            except Exception:  # whatever Serve's list does must not end the watch
+            except Exception:  # an error in Serve's list of replicas must not end the watch
                 logger.exception("looking for hung reads failed")
             await asyncio.sleep(LOOK_PERIOD_S)
 
@@ -71,10 +71,10 @@ class HungReads:
             self._leave()
 
     def check_health(self) -> None:
-        """Do nothing unless the worker should have gone long ago.
+        """Fail if the worker should have ended long ago, so that Serve replaces it.
 
         Raises:
-            ReadHangsError: It should, and is to be replaced as it is.
+            ReadHangsError: A read has been hanging for too long.
         """
         if self._hung_s > 2 * self._patience_s + END_MARGIN_S:
             raise ReadHangsError(hung_s=self._hung_s)

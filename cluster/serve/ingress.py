@@ -31,12 +31,12 @@ from router.telemetry.tracer import make_tracer
 from router.trace.origin import Viewer
 
 GC_THRESHOLDS = (10_000, 20, 20)
-"""Nearly all that requests make goes without the collector, which by default would look at it every 700 objects."""
+"""Threshold of the garbage collector, by default 700 objects. Nearly all objects of requests are freed without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressSettings:
-    """What a router replica needs to know to start. ``listen`` None: a proxy of Serve's passes requests on to it."""
+    """What a router replica needs to start. ``listen`` None: Serve's proxies forward requests to it."""
 
     model_dir: Path
     model_name: str
@@ -49,10 +49,10 @@ class IngressSettings:
 
 @serve.ingress()
 class RouterIngress:
-    """One router replica. Serve asks for the application once the handles are there."""
+    """One router replica. Serve asks for its application once the handles exist."""
 
     def __init__(self, settings: IngressSettings, **pools: DeploymentHandle[Any]) -> None:
-        """``pools`` are the workers of every role, by its name."""
+        """``pools`` are the handles of the workers of each role, by the role's name."""
         configure_worker_logging()
         self._callers = {role: ReplicaCaller(handle) for role, handle in pools.items()}
         self._settings = settings
@@ -79,12 +79,12 @@ class RouterIngress:
         )
         service.view.wanted = ServeTargets.of_this_cluster()
         service.scaling.orders = ServeSizes(self._callers, timeout_s=settings.router.abort_timeout_s)
-        # What was loaded stays: the collector need not look at it again and again.
+        # Loaded modules stay for good: the collector need not scan them again and again.
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         listener = self._listener = RouterListener(settings.listen) if settings.listen is not None else None
-        # Serve's own servers add the request's id, and cannot be told not to.
+        # Serve's own servers always add the request id themselves.
         app = build_app(
             service, answers_request_id=listener is not None, security=settings.security, facts=ServerFacts()
         )
@@ -94,31 +94,31 @@ class RouterIngress:
         return app
 
     def check_health(self) -> None:
-        """Serve asks this, and replaces a router that raises.
+        """Called by Serve, which replaces a router that raises.
 
         Raises:
-            ListenError: It accepts no connections any more.
+            ListenError: The router no longer accepts connections.
         """
         if self._listener is not None:
             self._listener.check()
 
     async def report(self) -> RouterReport | None:
-        """What this router tells another; None before it serves."""
+        """What this router reports to another router; None before it serves."""
         return self._service.view.report() if self._service is not None else None
 
     async def note_farewell(self, report: RouterReport) -> None:
-        """Remember what another router had counted when it ended."""
+        """Keep the final counters of a router that ends."""
         if self._service is not None:
             self._service.view.note_farewell(report)
 
     async def take_response_order(self, order: Order, response_id: str, owner: str) -> StoredResponse | None:
-        """Read, delete or cancel a response that this router keeps; None where it keeps none of this id and owner."""
+        """Read, delete or cancel a stored response; None if this router has none with this id and owner."""
         if self._service is None:
             return None
         return self._service.responses.store.take_order(order, response_id, owner=owner)
 
     async def find_trace(self, request_id: str, viewer: Viewer) -> bytes | None:
-        """The trace of a request that this router ran; None where it has none that the viewer may see."""
+        """The trace of a request that this router ran; None if it has none that the viewer may see."""
         return None if self._service is None else self._service.traces.recorder.find(request_id, viewer=viewer)
 
     async def last_traces(self, limit: int, viewer: Viewer) -> bytes:
@@ -127,8 +127,8 @@ class RouterIngress:
 
 
 def after_first_lists(lifespan: Lifespan, callers: Collection[Caller], *, timeout_s: float = FIRST_LISTS_S) -> Lifespan:
-    """A lifespan that begins once the workers that run are known: a router that takes the place of a dead one gets
-    requests as soon as it listens, and would refuse them all if it knew of nobody yet."""
+    """A lifespan that begins once the running workers are known. A router that replaces a dead one gets requests as
+    soon as it listens, and would refuse them all if it knew no worker yet."""
 
     @asynccontextmanager
     async def knowing_workers(app: FastAPI) -> AsyncIterator[None]:

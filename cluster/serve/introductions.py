@@ -1,4 +1,4 @@
-"""How workers meet: a call to the replica whose id is the engine's, made before it is needed."""
+"""How workers meet: one calls the replica whose id is the peer's engine id, before the connection is needed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LOOKUP_PERIOD_S = 0.05
 
 
 class ServeRendezvous:
-    """``kv_transfer.connector.Rendezvous`` over Serve: reaches any worker of the deployments it was given.
+    """Implements ``kv_transfer.connector.Rendezvous`` over Serve: it reaches any worker of the given deployments.
 
-    Engines carry their Serve replica id as engine id, so that no directory is needed. Calls are made on the replica's
-    event loop, on whose behalf a connector's thread waits.
+    An engine's id is its Serve replica id, so no directory is needed. Calls run on the replica's event loop, while the
+    connector's thread waits for them.
     """
 
     def __init__(self, callers: Sequence[Caller], *, loop: asyncio.AbstractEventLoop) -> None:
@@ -32,7 +32,7 @@ class ServeRendezvous:
         self._loop = loop
 
     def connect(self) -> None:
-        """Begin to follow the sets of replicas. Call it on the event loop."""
+        """Begin to follow the lists of replicas. Call it on the event loop."""
         for caller in self._callers:
             caller.connect()
 
@@ -45,7 +45,7 @@ class ServeRendezvous:
         """
         future = asyncio.run_coroutine_threadsafe(self._meet(engine_id, hello, timeout_s=timeout_s), self._loop)
         try:
-            # The coroutine keeps the deadline itself; this one holds if the event loop is stuck.
+            # The coroutine keeps the deadline itself; this timeout is for an event loop that is stuck.
             answer = future.result(timeout_s + 1.0)
         except concurrent.futures.TimeoutError as error:
             future.cancel()
@@ -67,7 +67,7 @@ class ServeRendezvous:
         return answer
 
     async def _caller_of(self, engine_id: str, *, deadline_s: float) -> Caller:
-        """Find the deployment that has this replica; a replica that just started may not be known here yet."""
+        """Find the deployment that has this replica. Waits, since a replica that just started may not be known yet."""
         while True:
             for caller in self._callers:
                 if engine_id in caller.replica_ids():
@@ -81,10 +81,10 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 LOOK_PERIOD_S = 0.2
 TURN_S = 2.0
-"""Of two workers that know each other, the one with the smaller id begins; the other one only after this time."""
+"""Of two workers, the one with the smaller id begins the handshake; the other one begins only after this time."""
 
 FORGET_AFTER_S = 300.0
-"""Longer than any worker may take to be drained."""
+"""When to forget a worker that is no longer listed: later than any drain may take."""
 
 ABSENT_AFTER_S = 0.5
 ASK_TIMEOUT_S = 2.0
@@ -92,7 +92,7 @@ FIRST_LISTS_S = 0.5
 
 
 class Introductions:
-    """One worker's acquaintances: all workers of the roles that its own hands KV over to, or gets it from."""
+    """The peers of one worker: all workers of the roles to which it hands KV over, or from which it gets KV."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Introductions:
         on_absent: Callable[[], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``others_take_over``: what ours of a role did, workers of the other roles may go on with, too."""
+        """``others_take_over``: workers of other roles can also take over the requests of this worker."""
         self._own_id = own_id
         self._own = own
         self._others = tuple(others)
@@ -125,16 +125,16 @@ class Introductions:
         self._absent_since_s: float | None = None
 
     def siblings(self) -> set[str]:
-        """The other workers that are running now and do what we do: those of our role, unless others take over, too."""
+        """The other running workers that can do our work: those of our role, and of the others if they take over."""
         return {replica_id for caller in self._alike for replica_id in caller.replica_ids()} - {self._own_id}
 
     async def takers(self) -> set[str]:
-        """Those of them that take requests now: they answer, go on, and are not about to go themselves."""
+        """The siblings that take requests now: they answer, make progress, and are not draining."""
         return {replica_id for replica_id, load in (await self._ask_siblings()).items() if _takes_requests(load)}
 
     async def may_leave(self) -> bool:
-        """Whether it is our turn to go where several want to: one of them goes at a time, by their ids, and not while
-        nobody is there to take our requests, unless nobody ever was."""
+        """True when it is our turn to leave. Workers leave one at a time, in the order of their ids, and only while a
+        sibling can take their requests, unless there never was a sibling."""
         loads = await self._ask_siblings()
         if any(load.is_draining for load in loads.values()):
             return False
@@ -143,7 +143,7 @@ class Introductions:
         return not self._had_siblings or any(_takes_requests(load) for load in loads.values())
 
     async def _ask_siblings(self) -> dict[str, LoadReport]:
-        """The loads of those that answer."""
+        """The loads of the siblings that answer."""
         siblings = sorted(self.siblings())
         loads = await asyncio.gather(*(self._load_of(replica_id) for replica_id in siblings))
         return {replica_id: load for replica_id, load in zip(siblings, loads, strict=True) if load is not None}
@@ -159,17 +159,17 @@ class Introductions:
         return load
 
     async def keep_looking(self) -> None:
-        """Follow who comes and goes, until cancelled."""
+        """Follow the workers that start and end, until cancelled."""
         while True:
             try:
                 self.look()
             except Exception:
-                # Serve's list is private to it: whatever it does must not end the meetings.
+                # Serve's list of replicas is private to Serve: an error in it must not end this loop.
                 logger.exception("looking for peers failed")
             await asyncio.sleep(LOOK_PERIOD_S)
 
     async def meet_all(self, *, timeout_s: float) -> None:
-        """Meet everybody who is there already; those that do not answer in time are met later, or never."""
+        """Meet all workers that run already. A worker that does not answer in time is met later, or never."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wait_for_lists()
@@ -180,19 +180,19 @@ class Introductions:
         except TimeoutError:
             logger.warning("not met within %g s: %s", timeout_s, ", ".join(sorted(self._wanted() - self._peers.ids)))
         except Exception:
-            # A worker that never counted as healthy would not say why; ``keep_looking`` tries again.
+            # Log it and go on: a worker that never becomes healthy could not say why. ``keep_looking`` tries again.
             logger.exception("meeting the other workers failed")
             return
         self._tell_met(self._peers.ids)
 
     async def _wait_for_lists(self) -> None:
-        """Serve sends its lists a moment after they were asked for; in a cluster that starts they stay empty."""
+        """Wait for Serve's lists of replicas, which arrive a moment later; in a starting cluster they stay empty."""
         deadline_s = self._clock() + FIRST_LISTS_S
         while not (self._own.replica_ids() or self._ids_of_others()) and self._clock() < deadline_s:  # noqa: ASYNC110 (lists of Serve, without events)
             await asyncio.sleep(LOOK_PERIOD_S / 4)
 
     def look(self) -> None:
-        """Greet the new ones, forget those long gone, notice if we are gone ourselves."""
+        """Greet new workers, forget those long gone, and notice when Serve no longer lists this worker."""
         now = self._clock()
         wanted, met = self._wanted(), self._peers.ids
         self._had_siblings = self._had_siblings or bool(self.siblings())
@@ -209,7 +209,7 @@ class Introductions:
         self._notice_absence(now)
 
     def _tell_met(self, met: frozenset[str]) -> None:
-        """Count who of other roles is there and was met once: an idle connection may be made anew at any time."""
+        """Report how many running workers of other roles were met at least once; idle ones may reconnect any time."""
         listed = self._ids_of_others()
         self._met_once = (self._met_once | met) & listed
         self._on_met(len(self._met_once))

@@ -1,4 +1,4 @@
-"""A router's own HTTP server: without a proxy in front, a client's connection ends in the process that answers."""
+"""A router's own HTTP server: clients connect directly to the router's process, without a proxy in front."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from router.api.http.bounded_protocol import HttpLimits
 from router.api.http.http_protocol import HttpProtocol
 
 KEEP_ALIVE_S = 90
-"""For so long a connection may be idle: longer than clients keep theirs, so that it is they who close it."""
+"""How long a connection may be idle: longer than clients allow, so that the clients close it."""
 
 START_POLL_S = 0.01
 
@@ -25,14 +25,14 @@ Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
 
 
 class ListenError(Exception):
-    """A router cannot listen, or does not any more."""
+    """A router cannot listen, or has stopped listening."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenSettings:
-    """Where a router listens itself. ``drain_timeout_s``: so long it finishes its answers when it is stopped.
+    """Where a router listens itself. ``drain_timeout_s``: how long it finishes its answers when it is stopped.
 
-    ``limits`` is what each connection may send before its request is there.
+    ``limits`` bounds what each connection may send before its request is complete.
     """
 
     host: str
@@ -44,15 +44,15 @@ class ListenSettings:
 class RouterListener:
     """Serves an application on a port that all routers of a host share.
 
-    Each has a socket of its own there (``SO_REUSEPORT``): the system deals new connections out among those that live,
-    and none reaches a process that ended. Only processes of the same user can join.
+    Each router has its own socket on the port (``SO_REUSEPORT``). The kernel distributes new connections among the live
+    sockets, so none reaches a process that ended. Only processes of the same user can share the port.
     """
 
     def __init__(self, settings: ListenSettings) -> None:
-        """Take the port, and listen when the application is there.
+        """Take the port now; ``start`` begins to listen.
 
         Raises:
-            ListenError: The address cannot be had.
+            ListenError: The address cannot be used.
         """
         self._settings = settings
         self._end_watching: Callable[[], None] = lambda: None
@@ -62,11 +62,11 @@ class RouterListener:
 
     @property
     def port(self) -> int:
-        """The port, also where the system chose it."""
+        """The port, even if the system chose it."""
         return int(self._socket.getsockname()[1])
 
     def around(self, lifespan: Lifespan) -> Lifespan:
-        """A lifespan in which connections come: they begin after the other's start, and end before its end."""
+        """A lifespan that accepts connections after the given lifespan's start, and stops before its end."""
 
         @asynccontextmanager
         async def listening(app: FastAPI) -> AsyncIterator[None]:
@@ -83,7 +83,7 @@ class RouterListener:
         """Return when connections are accepted.
 
         Raises:
-            ListenError: They cannot be.
+            ListenError: Connections cannot be accepted.
         """
         config = uvicorn.Config(
             app,
@@ -106,19 +106,19 @@ class RouterListener:
             if self._serving.done():
                 self._serving.result()
                 raise ListenError("the HTTP server ended as it started")
-            await asyncio.sleep(START_POLL_S)  # uvicorn tells of its start by this flag alone
+            await asyncio.sleep(START_POLL_S)  # uvicorn shows its start only by this flag
 
     def check(self) -> None:
         """Do nothing while connections are accepted.
 
         Raises:
-            ListenError: They are not any more, though nobody stopped it.
+            ListenError: They are no longer accepted, though the listener was not stopped.
         """
         if self._serving is not None and self._serving.done():
             raise ListenError(f"the HTTP server on port {self._settings.port} ended")
 
     async def stop(self) -> None:
-        """Accept nothing more, and return when every answer is complete, or ``drain_timeout_s`` is over."""
+        """Accept no more connections, and return when all answers are complete or ``drain_timeout_s`` is over."""
         if self._server is None or self._serving is None:
             self._socket.close()
             return
@@ -129,17 +129,17 @@ class RouterListener:
 
 
 class _Server(uvicorn.Server):
-    """A server in a process whose signals are not its own."""
+    """A server that leaves the process's signal handlers alone."""
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A socket of its own on a port that others of this user may share.
+    """A socket on a port that other processes of this user may share.
 
     Raises:
-        ListenError: The address cannot be had.
+        ListenError: The address cannot be used.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -1,4 +1,4 @@
-"""What every process of a cluster does first: it loads its modules, and says where its log goes."""
+"""What every process of a cluster does first: load its modules, and configure its log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Import in this block. The collector rests meanwhile, and never looks at what was loaded: it stays.
+    """For imports. The garbage collector is off meanwhile, and later never scans what was loaded, since that stays.
 
     Measured with torch and the engine on 2 cores: 14 % of the time that the imports take.
     """
@@ -28,9 +28,9 @@ def loading() -> Iterator[None]:
 
 
 def configure_worker_logging() -> None:
-    """Send the log of all rooms to standard error, which Ray keeps in a file for each process. Idempotent.
+    """Send the log of all packages to standard error, which Ray keeps in a file for each process. Idempotent.
 
-    To the original stream: Serve replaces ``sys.stderr`` by a buffer that is lost with its process.
+    It uses the original stream, because Serve replaces ``sys.stderr`` by a buffer that is lost with its process.
     """
     root = logging.getLogger("baton")
     if root.handlers:

@@ -1,4 +1,4 @@
-"""How a worker's refusals cross process boundaries: as values, since our exceptions do not survive pickling."""
+"""Values by which a worker's refusals cross process boundaries, since our exceptions do not survive pickling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Refusal:
 
     @classmethod
     def of(cls, error: RequestRefusedError) -> Refusal:
-        """What the caller has to know of the engine's refusal."""
+        """The part of the engine's refusal that the caller needs."""
         return cls(code=error.code, message=str(error))
 
     def to_error(self) -> WorkerRefusedError:
@@ -28,7 +28,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandshakeRefusal:
-    """A peer that does not fit; the values are those of the engine that refused."""
+    """A refused handshake. ``ours`` and ``theirs`` are from the point of view of the engine that refused."""
 
     what: str
     ours: str

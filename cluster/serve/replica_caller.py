@@ -1,7 +1,7 @@
-"""Calls methods of one chosen replica of a Serve deployment, with a deadline and with errors that we own.
+"""Calls methods of one chosen replica of a Serve deployment, with a deadline and with our own errors.
 
-Whatever Serve, Ray, gRPC or the replica's own code raise becomes a ``WorkerUnavailableError``: refusals come as values
-(see ``cluster/serve/refusal.py``), so that anything else means that this replica cannot be relied on.
+Any exception of Serve, Ray, gRPC or the replica's code becomes a ``WorkerUnavailableError``. Refusals are returned as
+values (see ``cluster/serve/refusal.py``), so any exception means that this replica cannot be relied on.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from router.pool.workers import WorkerUnavailableError
 T = TypeVar("T")
 
 SERIALIZATION = "pickle"
-"""Everything that passes is an importable dataclass; cloudpickle, the default, is slower and gives nothing here."""
+"""All arguments and results are importable dataclasses, so cloudpickle, the slower default, is not needed."""
 
 
 MAX_KEPT_METHODS = 4096
-"""A few for each replica that there ever was; when there are more, they are made anew."""
+"""How many handles are cached: a few for each replica that ever existed. Beyond that they are made again."""
 
 
 class Caller(Protocol):
     """Calls to the replicas of one deployment; ``ReplicaCaller`` over Serve, a fake in tests."""
 
     def connect(self) -> None:
-        """Begin to follow the set of replicas."""
+        """Begin to follow the list of replicas."""
 
     def replica_ids(self) -> Sequence[str]:
         """The replicas that can be called now."""
@@ -47,13 +47,13 @@ class Caller(Protocol):
 
 
 FIRST_LISTS_S = 3.0
-"""Serve sends its lists a moment after they were asked for; in a cluster that starts they stay empty for long."""
+"""How long to wait for Serve's lists of replicas. They arrive a moment later; in a starting cluster they stay empty."""
 
 LIST_POLL_S = 0.02
 
 
 async def wait_for_lists(callers: Collection[Caller], *, timeout_s: float = FIRST_LISTS_S) -> None:
-    """Return when each of these deployments is known to have replicas, or ``timeout_s`` is over."""
+    """Return when replicas of all these deployments are known, or when ``timeout_s`` is over."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             while not all(caller.replica_ids() for caller in callers):  # noqa: ASYNC110 (lists of Serve, without events)
@@ -61,23 +61,23 @@ async def wait_for_lists(callers: Collection[Caller], *, timeout_s: float = FIRS
 
 
 class ReplicaCaller:
-    """One deployment, seen from one event loop, through an ``AddressedRouter`` whatever the deployment's own is."""
+    """Calls to one deployment, from one event loop, always through an ``AddressedRouter``."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
         self._methods: dict[tuple[str, str], DeploymentHandle[Any]] = {}
 
     def connect(self) -> None:
-        """Begin to follow the set of replicas. Call it on the event loop that will make the calls.
+        """Begin to follow the list of replicas. Call it on the event loop that will make the calls.
 
-        The handle gets its router here and not from the deployment's settings: behind HAProxy Serve refuses an ingress
-        whose settings name one, and routers call each other.
+        The ``AddressedRouter`` is set here and not in the deployment's settings. Behind HAProxy Serve refuses an
+        ingress deployment whose settings name a router class, and routers are called, too: by each other.
         """
         handle: Any = self._handle
         if not handle.is_initialized:
             handle._create_router = functools.partial(create_router, request_router_class=AddressedRouter)
             handle._init()
-            # Made now, before Serve first tells of the deployment name another class.
+            # Made now, before Serve's first message about the deployment names another class.
             assert isinstance(handle._router._asyncio_router.request_router, AddressedRouter)
 
     def replica_ids(self) -> Sequence[str]:
@@ -104,7 +104,7 @@ class ReplicaCaller:
             raise unavailable(replica_id, error) from error
 
     async def stream(self, replica_id: str, method: str, *args: object) -> AsyncIterator[Any]:
-        """Yield what the generator ``method`` of one replica yields; closing the iterator closes it there.
+        """Yield what the generator ``method`` of one replica yields. Closing the iterator closes the generator.
 
         Raises:
             WorkerUnavailableError: The replica is gone.
@@ -127,7 +127,7 @@ class ReplicaCaller:
             raise unavailable(replica_id, error) from error
 
     def _method(self, method: str, replica_id: str, *, is_stream: bool) -> DeploymentHandle[Any]:
-        """A handle for one method of one replica. Making one takes longer than a call, so they are kept."""
+        """A handle for one method of one replica. Handles are cached, since making one takes longer than a call."""
         key = (method, replica_id)
         kept = self._methods.get(key)
         if kept is None:
@@ -145,8 +145,8 @@ class ReplicaCaller:
     def _replicas(self) -> dict[Any, Any]:
         """The replica set of the handle's AddressedRouter; empty until Serve's first broadcast arrived.
 
-        Serve shows it only to the class of the router itself. The attributes are private, and Ray is pinned to one
-        version; tests/e2e would show a change.
+        Serve shows it only to the router class itself, so this reads private attributes. Ray is pinned to one version,
+        and tests/e2e would show a change.
         """
         router: Any = self._handle._router
         addressed = router._asyncio_router.request_router if router is not None else None
@@ -154,15 +154,15 @@ class ReplicaCaller:
 
 
 async def in_fresh_context(coroutine: Coroutine[Any, Any, T], context: contextvars.Context) -> T:
-    """Await ``coroutine`` outside of the request that is handled here, if one is.
+    """Await ``coroutine`` outside of the context of the HTTP request that is handled here, if there is one.
 
-    Serve ties every call made while an HTTP request is handled to that request: it cancels the call when the client
-    leaves, and hands its result over undecoded. Our calls serve many requests. Streams and submissions run outside of
-    requests already, and need no task for that: it would cost more than a message does.
+    Serve ties every call made during an HTTP request to that request: it cancels the call when the client disconnects,
+    and returns its result undecoded. But our calls serve many requests. Streams and submissions already run outside of
+    requests, so they need no task of their own, which would cost more than a message.
 
     Raises:
-        ConnectionAbortedError: The replica cancelled the call, because it shuts down. Serve sends it as the exception
-            by which a task is told of its own cancellation.
+        ConnectionAbortedError: The replica cancelled the call, because it shuts down. Serve reports that with
+            ``CancelledError``, which would look like our own task's cancellation.
     """
     task: asyncio.Task[T] | None = None
     if _get_serve_request_context()._internal_request_id:
@@ -177,7 +177,7 @@ async def in_fresh_context(coroutine: Coroutine[Any, Any, T], context: contextva
 
 
 def unavailable(replica_id: str, error: Exception) -> WorkerUnavailableError:
-    """What a failed call means to the router."""
+    """The error that a failed call means to the router."""
     was_called = not isinstance(error, UnknownReplicaError)
     return WorkerUnavailableError(replica_id=replica_id, reason=one_line(error), was_called=was_called)
 

@@ -1,4 +1,4 @@
-"""What `/server_info` tells of a cluster: its configuration as it works, without secrets, and the versions it runs."""
+"""What `/server_info` shows: the effective configuration of a cluster without secrets, and the versions it runs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ PACKAGES = {"baton": "baton-serve", "ray": "ray", "torch": "torch", "nixl": "nix
 
 
 def effective(config: BatonConfig, model: ServedModel, own_admin_key: str | None = None) -> dict[str, Any]:
-    """Every setting with the value that counts, as JSON: those of each pool's engines stand with the pool.
+    """All settings with their effective values, as JSON. Settings of engines are listed with each pool.
 
-    Of keys only the number can be seen, although nothing but their hashes is known here.
+    Of keys only the number is shown, although only their hashes are known here.
     """
     values = config.model_dump(mode="json", exclude={*ENGINE_SECTIONS, *POOLS, "kv_transfer", "router", "metrics"})
     values["model"] = str(model.path)
@@ -50,19 +50,19 @@ def effective(config: BatonConfig, model: ServedModel, own_admin_key: str | None
 
 
 def record_effective(config: BatonConfig, model: ServedModel, own_admin_key: str | None) -> None:
-    """Let every router of this Ray tell of a configuration."""
+    """Record a configuration, so that every router of this Ray can show it."""
     told = json.dumps(effective(config, model, own_admin_key))
     _internal_kv_put(EFFECTIVE, told, overwrite=True, namespace=NAMESPACE)
 
 
 def read_effective() -> object:
-    """The configuration that was recorded last; None where there is none."""
+    """The configuration that was recorded last; None if there is none."""
     value = _internal_kv_get(EFFECTIVE, namespace=NAMESPACE)
     return json.loads(value) if value else None
 
 
 class ServerFacts:
-    """What a router cannot know by itself. Ray's store is read in a thread of its own, where it may take its time."""
+    """What a router cannot know by itself. Ray's store is read in a separate thread, because that may be slow."""
 
     def __init__(self, read: Callable[[], object] = read_effective, *, timeout_s: float = READ_TIMEOUT_S) -> None:
         self._read = read
@@ -70,7 +70,7 @@ class ServerFacts:
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="baton-facts")
 
     async def __call__(self) -> Mapping[str, object]:
-        """The versions of this process, and the configuration; None where Ray's store does not answer."""
+        """The versions of this process, and the configuration, which is None if Ray's store does not answer."""
         return {"versions": versions(), "config": await self._config()}
 
     async def _config(self) -> object:
@@ -83,7 +83,7 @@ class ServerFacts:
 
 
 def versions() -> dict[str, str | None]:
-    """What is installed here, by name; None for what is not."""
+    """The installed versions by package name; None for packages that are not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for name, distribution in PACKAGES.items():
         try:

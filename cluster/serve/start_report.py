@@ -1,6 +1,7 @@
-"""What a worker says of itself while it starts, kept in Ray's key-value store until the command line reads it.
+"""A worker's reports on its start, kept in Ray's key-value store until the command line reads them.
 
-A replica that is still loading its weights cannot be called; and when its start fails, Serve reports a traceback.
+They are needed because a replica that loads its weights cannot be called, and Serve reports a failed start only as a
+traceback.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PREPARING = "preparing kernels (compiled once on a machine)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartReport:
-    """How far one replica is. ``refusal`` is the reason for which it can never start."""
+    """How far one replica is. ``refusal`` is the reason why it can never start."""
 
     role: str
     replica_id: str
@@ -31,26 +32,26 @@ class StartReport:
 
 
 def publish_start_report(report: StartReport) -> None:
-    """Replace what was said about the replica before."""
+    """Publish a report, which replaces the replica's earlier one."""
     _internal_kv_put(PREFIX + report.replica_id, json.dumps(asdict(report)), overwrite=True, namespace=NAMESPACE)
 
 
 def read_start_reports() -> list[StartReport]:
-    """What every replica said last."""
+    """The last report of every replica."""
     keys = _internal_kv_list(PREFIX, namespace=NAMESPACE)
     values = [_internal_kv_get(key, namespace=NAMESPACE) for key in keys]
     return [StartReport(**json.loads(value)) for value in values if value is not None]
 
 
 def clear_start_reports() -> None:
-    """Forget what earlier deployments on this Ray said."""
+    """Delete the reports of earlier deployments on this Ray."""
     _internal_kv_del(PREFIX, del_by_prefix=True, namespace=NAMESPACE)
 
 
 def weights_progress(
     role: str, replica_id: str, *, publish: Callable[[StartReport], None] = publish_start_report
 ) -> Callable[[int, int], None]:
-    """A callback that reports loaded bytes, at most once per ``MIN_PERIOD_S``, and what comes behind the last one."""
+    """A callback that reports loaded bytes, at most once per ``MIN_PERIOD_S``, and the next stage after the last."""
     reported_at_s = 0.0
 
     def report(done: int, total: int) -> None:

@@ -63,7 +63,7 @@ END_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """What a replica needs to know to start."""
+    """What a replica needs to start."""
 
     role: Role
     engine: EngineConfig
@@ -78,7 +78,7 @@ class WorkerSettings:
 
 
 def parts_of_gpu(share: float) -> int:
-    """Into how many parts a GPU is divided, of which Ray gives a worker ``share``; 1: it has it for itself."""
+    """How many workers share a GPU if each gets ``share`` of it from Ray; 1: a worker has the GPU for itself."""
     return max(1, int(1.0 / share + 1e-6)) if 0.0 < share < 1.0 else 1
 
 
@@ -91,7 +91,7 @@ class Worker:
         self._ordered: dict[str, float] = {}
         self._met = asyncio.Event()
         self._replica_id = serve.get_replica_context().replica_id.unique_id
-        # A worker that was stopped for a while has no step to answer for in that time.
+        # Time during which the whole process was stopped must not count as a step that hangs.
         self._clock = AttentiveClock(max_gap_s=4 * TICK_PERIOD_S)
         self._callers = {name: ReplicaCaller(serve.get_deployment_handle(name, APP_NAME)) for name in ROLES}
         self._rendezvous = ServeRendezvous(tuple(self._callers.values()), loop=asyncio.get_running_loop())
@@ -127,8 +127,8 @@ class Worker:
         logger.info("worker started: role=%s engine_id=%s", self._info.role, self._info.engine_id)
 
     def _new_engine(self) -> AsyncEngine:
-        """One that is not built yet."""
-        # Here and not above: the command that deploys this class has no use for numba, and would wait for it.
+        """An engine that is not built yet."""
+        # Imported here: the command that deploys this class does not need numba, and would wait for its import.
         with loading():
             from engine.frontend.async_engine import AsyncEngine
 
@@ -142,9 +142,9 @@ class Worker:
         )
 
     def _build(self) -> EngineCore:
-        """The engine; run by its own thread."""
+        """Build the engine; runs in the engine's own thread."""
         prepare_torch(self._settings.engine.model.num_threads)
-        # Nor has it for torch.
+        # Imported here for the same reason: torch.
         with loading():
             from engine.build import build_engine, worker_info
             from engine.runner.cpu_threads import settle_threads
@@ -183,14 +183,14 @@ class Worker:
             transport=transport,
             max_num_seqs=settings.engine.scheduler.max_num_seqs,
         )
-        # Last, for threads that this one starts afterwards stand back as it does.
+        # Last, because threads that this one starts afterwards inherit its low priority.
         if built.facts.device == "cpu" and (cores := settle_threads()):
             logger.info("each of the %d threads that compute stays on a core of its own", len(cores))
         self._share_cores(built)
         return built.core
 
     def _share_cores(self, built: BuiltEngine) -> None:
-        """Meet the host's other workers in shared memory; called by the thread that computes, whose team is there."""
+        """Join the host's other workers in shared memory. Called by the computing thread, whose team exists by now."""
         from engine.runner.step_threads import share_cores
 
         sharing = self._settings.core_sharing
@@ -214,7 +214,7 @@ class Worker:
         logger.info("cores: own=%s borrows=%s", sorted(threads.own), sharing.borrows)
 
     def _share_gpu(self, built: BuiltEngine) -> None:
-        """Meet the other workers on this GPU, if Ray gave this one a part of it."""
+        """Join the other workers on this GPU, if Ray gave this worker only a part of it."""
         from engine.runner.shared_gpu import gpu_id, share_gpu
 
         context = ray.get_runtime_context()
@@ -249,7 +249,7 @@ class Worker:
         self._engine.num_peers = num_peers
 
     async def _begin_looking(self) -> None:
-        """Meet who is there before this worker counts as healthy, and whoever comes later."""
+        """Meet the running workers before this worker counts as healthy, and new ones later."""
         await self._introductions.meet_all(timeout_s=MEET_TIMEOUT_S)
         self._met.set()
         await self._introductions.keep_looking()
@@ -260,13 +260,13 @@ class Worker:
             await asyncio.sleep(TICK_PERIOD_S)
 
     def _leave(self, *, exits: bool) -> asyncio.Task[None]:
-        """Begin to drain; idempotent. ``exits``: nobody else is ending this process."""
+        """Begin to drain; idempotent. ``exits``: this worker must end its own process afterwards."""
         if self._leaving is None:
             self._leaving = asyncio.create_task(self._drain(exits=exits))
         return self._leaving
 
     async def _drain(self, *, exits: bool) -> None:
-        # First, so that of workers that are drained together none hands over to another.
+        # This comes first, so that workers that drain at the same time do not hand requests to each other.
         self._engine.stop_admissions()
         takers = await self._introductions.takers() if self._settings.role.moves_out else set()
         moves_out = bool(takers)
@@ -274,7 +274,7 @@ class Worker:
         is_empty = await self._engine.drain(moves_out=moves_out, timeout_s=self._settings.drain_timeout_s)
         logger.info("drained: is_empty=%s", is_empty)
         if exits:
-            if not self._engine.has_hung_read:  # a transport under such a read may not close
+            if not self._engine.has_hung_read:  # a transport with a hung read must not be closed
                 await self._engine.close()
             await self._frames.close()
             await self._send_spans()
@@ -291,7 +291,7 @@ class Worker:
         )
 
     async def status(self) -> tuple[WorkerInfo, LoadReport]:
-        """What does not change, and what does."""
+        """The worker's constants, and its current load."""
         return self._info, self._engine.load
 
     async def handshake(self, hello: Hello) -> Hello | HandshakeRefusal:
@@ -307,34 +307,34 @@ class Worker:
         return [Refusal.of(answer) if answer is not None else None for answer in answers]
 
     async def offer_outputs(self, client_id: str, mirrors_cache: bool) -> FrameOffer | None:
-        """Where a router of this host gets what ``outputs`` yields, and submits and aborts its requests, without Ray;
-        None where nobody can."""
+        """The socket where a router on this host gets what ``outputs`` yields and sends its calls, without Ray; None if
+        there is none."""
         write = partial(self._engine.write_outputs, client_id, mirrors_cache=mirrors_cache)
         return self._frames.offer(write, partial(answer_call, self._engine))
 
     async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncGenerator[bytes]:
-        """Yield everything that concerns one router, one frame a step."""
+        """Yield everything that concerns one router, one frame per step."""
         async for message in self._engine.outputs(client_id, mirrors_cache=mirrors_cache):
             yield pack_step(message)
 
     async def resync_cache(self, client_id: str) -> None:
-        """Tell one router anew what is in the prefix cache."""
+        """Send one router the whole state of the prefix cache again."""
         self._engine.resync_cache(client_id)
 
     async def reset_prefix_cache(self, preempt_running: bool) -> CacheReset | None:
-        """Drop the prefix cache; None where requests hold blocks and may not be preempted for it."""
+        """Drop the prefix cache; None if requests hold blocks and may not be preempted for it."""
         return await self._engine.reset_prefix_cache(preempt_running=preempt_running)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests in any state; unknown ids are ignored."""
+        """Abort requests in any state; unknown ids are ignored."""
         await self._engine.abort(request_ids)
 
     async def move_out(self, request_ids: Sequence[str], only_waiting: bool = False) -> None:
-        """Have requests leave for another worker as soon as they can, or those that wait; unknown ids are ignored."""
+        """Move requests, or only waiting ones, to another worker as soon as possible; unknown ids are ignored."""
         await self._engine.move_out(request_ids, only_waiting=only_waiting)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Serve where the pool follows its load."""
+        """Called by Serve if the pool follows its load."""
         scaling = self._settings.scaling
         if scaling is None:
             return {}
@@ -343,22 +343,22 @@ class Worker:
         return {LOAD: scaling.load_of(self._settings.role, self._engine.load)}
 
     async def want(self, number: int, ordered_at_s: float) -> None:
-        """Tell Serve, when it asks next, that the pool should have so many replicas."""
+        """Remember how many replicas the pool should have, for Serve's next question."""
         self._ordered = {ORDERED: float(number), ORDERED_AT: ordered_at_s}
 
     async def drain(self) -> None:
-        """Take no more requests, let those that are here finish or move, then exit. Returns at once."""
+        """Take no more requests, let the present ones finish or move, then exit. Returns at once."""
         self._leave(exits=True)
 
     async def lean(self, role: str) -> str:
-        """Prefer the work of a role from now on; what runs here goes on. The role that it leaned to before."""
+        """Prefer the work of a role from now on; running requests go on. Returns the role that it leaned to before."""
         before = self._engine.lean(ROLES[role])
         if before != role:
             logger.info("leaning: role=%s before=%s", role, before)
         return before
 
     async def set_faults(self, options: FaultOptions) -> Refusal | None:
-        """Suffer these faults from now on, where the cluster allows it."""
+        """Inject these faults from now on, if the cluster allows it."""
         if self._connector.faults is None:
             return Refusal(
                 code="faults_not_allowed", message="this cluster allows no faults: set kv_transfer.allow_faults"
@@ -374,9 +374,9 @@ class Worker:
         self._engine.check_health()
 
     async def __del__(self) -> None:
-        """Called by Serve, which waits for it, when this replica is to go: nothing that runs here is lost by that.
+        """Called and awaited by Serve when this replica is to end: it drains first, so no running request is lost.
 
-        One that still starts has nothing to lose, and is not waited for: Serve kills it as soon as this returns.
+        A replica that still starts has no requests, so this returns at once, and Serve kills the replica.
         """
         if not hasattr(self, "_leaving"):
             return
@@ -391,8 +391,8 @@ class Worker:
 
 
 async def _end_process() -> None:
-    """End this replica as it is meant to: Serve finds the actor gone, and starts another one. A process that ends by
-    itself is told of on the cluster's terminal as one that ran out of memory.
+    """End this replica through Ray: Serve finds the actor gone, and starts another one. If the process just exited, the
+    cluster's terminal would show a message about a worker that ran out of memory.
     """
     ray.kill(ray.get_runtime_context().current_actor)
     await asyncio.sleep(END_TIMEOUT_S)
