@@ -1,1 +1,1 @@
-"""Faults on purpose against a live cluster: scenarios, the load they run under, and what is checked."""
+"""Chaos tests against a live cluster: scenarios of injected faults, the load during them, and the checks."""

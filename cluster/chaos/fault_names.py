@@ -1,4 +1,4 @@
-"""Faults of connectors as a scenario names them: which there are, and how people are told of them."""
+"""The connector faults that a scenario can name, and how they are shown to users."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ NAMES = tuple(item.name for item in dataclasses.fields(FaultOptions) if item.nam
 
 
 def known_faults(faults: dict[str, float]) -> dict[str, float]:
-    """These faults, all of which exist.
+    """Check that all these faults exist, and return them.
 
     Raises:
-        ValueError: One does not, or its value cannot be.
+        ValueError: A fault does not exist, or its value is invalid.
     """
     for name in faults:
         if name not in NAMES:
@@ -32,7 +32,7 @@ def known_faults(faults: dict[str, float]) -> dict[str, float]:
 
 
 def words_of(faults: Mapping[str, float]) -> str:
-    """The faults for people: how likely each is, and then what else was said of them."""
+    """A readable text of the faults: first the probability of each, then their other options."""
     told = [f"{name} {100 * value:g} %" for name, value in faults.items() if name in set(Fault)]
     if "late_s" in faults:
         told.append(f"late by {faults['late_s']:g} s")

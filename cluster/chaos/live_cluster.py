@@ -1,4 +1,4 @@
-"""A running cluster as a scenario sees it: its status, its processes on this machine, and what can be done to them."""
+"""A running cluster as a scenario sees it: its status, its processes on this machine, and ways to break them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cluster.chaos.scenario import MEMBERS, Choice, ScenarioError
 from cluster.client import answer_of, code_of
 
 PARTITION = {"handshake_refused": 1.0, "read_fails": 1.0, "notification_lost": 1.0}
-"""What makes workers unreachable for each other: nothing is met, read, or told."""
+"""Faults that make workers unreachable for each other: no handshake, no read and no notification succeeds."""
 
 BUSY_TIMEOUT_S = 120.0
 BUSY_POLL_S = 0.02
@@ -40,18 +40,18 @@ class LiveCluster:
         self._stopped: set[int] = set()
 
     async def status(self) -> dict[str, Any]:
-        """What /status says now.
+        """The current answer of /status.
 
         Raises:
-            httpx.HTTPError: Nobody answers.
+            httpx.HTTPError: The cluster does not answer.
         """
         return answer_of(await self._client.get("/status"), "pools", "routers", "totals")
 
     async def choose(self, choice: Choice) -> list[Row]:
-        """The workers or routers that are meant, as soon as they have as much to do as the choice asks for.
+        """The chosen workers or routers, as soon as they are as busy as the choice asks for.
 
         Raises:
-            ScenarioError: There is none, or none that busy in ``BUSY_TIMEOUT_S``.
+            ScenarioError: There is none, or none was busy enough within ``BUSY_TIMEOUT_S``.
         """
         deadline_s = time.monotonic() + BUSY_TIMEOUT_S
         while True:
@@ -82,7 +82,7 @@ class LiveCluster:
         """Send a signal to a process of the cluster.
 
         Raises:
-            ScenarioError: It is not on this machine.
+            ScenarioError: The process is not on this machine.
         """
         process = local_process(row)
         if number == signal.SIGSTOP:
@@ -90,20 +90,20 @@ class LiveCluster:
         process.send_signal(number)
 
     def resume(self) -> None:
-        """Let everything that stands go on."""
+        """Let all stopped processes go on."""
         for pid in self._stopped:
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(pid).send_signal(signal.SIGCONT)
         self._stopped.clear()
 
     async def kill_node(self, row: Row) -> list[Row]:
-        """Kill the raylet above a worker; Ray ends what is left of its node.
+        """Kill the raylet above a worker; Ray then ends the rest of its node.
 
         Returns:
-            All workers and routers that went with it.
+            All workers and routers of that node.
 
         Raises:
-            ScenarioError: It cannot be told which process that is.
+            ScenarioError: The raylet's process cannot be determined.
         """
         raylet = ancestor(local_process(row), "raylet")
         if raylet is None:
@@ -118,16 +118,16 @@ class LiveCluster:
         return lost
 
     async def proxies(self) -> list[psutil.Process]:
-        """What listens on the API's port: Serve's proxies of this machine, or HAProxy.
+        """The processes that listen on the API's port: Serve's proxies on this machine, or HAProxy.
 
         Raises:
-            ScenarioError: Nothing of the cluster's does, on this machine; or the routers do themselves.
+            ScenarioError: The cluster has no such process on this machine, or its routers listen themselves.
         """
         port = self._client.base_url.port
         status = await self.status()
         # Of all roles: a proxy may be on a node without a router.
         rows = [row for role in MEMBERS for row in members(status, role)]
-        # In a thread: it takes a while, and the load must go on.
+        # In a thread, because it is slow and the load must go on.
         listening = await asyncio.to_thread(listening_beside, rows, port)
         if not listening:
             raise ScenarioError(f"no process of the cluster listens on port {port} of this machine: run this there")
@@ -139,18 +139,18 @@ class LiveCluster:
         return listening
 
     async def drain(self, row: Row) -> None:
-        """What `baton drain` does."""
+        """Do what `baton drain` does."""
         response = await self._client.post("/admin/drain", json={"replica": row["replica_id"]})
         response.raise_for_status()
 
     async def set_faults(self, faults: dict[str, float]) -> None:
-        """Have all connectors suffer these, and no others.
+        """Inject these faults, and no others, into all connectors.
 
-        A worker that was killed a moment ago does not answer until the cluster has noticed: then it is asked again.
+        Retries, because a worker that was just killed does not answer until the cluster has noticed its end.
 
         Raises:
-            ScenarioError: The cluster allows none.
-            httpx.HTTPError: It does not answer, or refuses these.
+            ScenarioError: The cluster does not allow faults.
+            httpx.HTTPError: The cluster does not answer, or refuses these faults.
         """
         deadline_s = time.monotonic() + NOTICED_TIMEOUT_S
         while True:
@@ -173,8 +173,8 @@ def members(status: dict[str, Any], role: str) -> list[Row]:
 
 
 def is_whole(status: dict[str, Any], wanted: dict[str, int], *, ended: Set[str] = frozenset()) -> bool:
-    """True when each role has as many members as before, and all of them take requests. Those that ``ended``, whose end
-    the cluster may not have noticed yet, are none."""
+    """True when each role has as many members as before, and all of them take requests. Members in ``ended`` do not
+    count, even if the cluster has not noticed their end yet."""
     return all(
         len([row for row in members(status, role) if name_of(row) not in ended and takes_requests(row)]) >= wanted[role]
         for role in MEMBERS
@@ -182,7 +182,7 @@ def is_whole(status: dict[str, Any], wanted: dict[str, int], *, ended: Set[str] 
 
 
 def takes_requests(row: Row) -> bool:
-    """False for a worker that is left out or lets its requests go."""
+    """False for a worker that is left out or drains."""
     return not row.get("is_left_out") and not row.get("is_draining")
 
 
@@ -193,7 +193,7 @@ def name_of(row: Row) -> str:
 
 
 def leaks_of(status: dict[str, Any]) -> list[str]:
-    """What workers hold though nothing is asked of them."""
+    """Resources that workers still hold although they have no requests."""
     found: list[str] = []
     for role, rows in status["pools"].items():
         for row in rows:
@@ -208,7 +208,7 @@ def leaks_of(status: dict[str, Any]) -> list[str]:
 
 
 def load_of(row: Row) -> float:
-    """How much one has to do."""
+    """How busy a worker or router is."""
     return running_of(row) + float(row.get("kv_usage", 0.0))
 
 
@@ -223,7 +223,7 @@ def local_process(row: Row) -> psutil.Process:
     """The process behind a row.
 
     Raises:
-        ScenarioError: It is on another machine, or gone.
+        ScenarioError: The process is on another machine, or gone.
     """
     if not is_here(row):
         raise ScenarioError(f"process {row['pid']} is on {row['node_ip']}: run this scenario there")
@@ -234,14 +234,14 @@ def local_process(row: Row) -> psutil.Process:
 
 
 def is_here(row: Row) -> bool:
-    """Whether a row's process is, or was, on this machine."""
+    """True when a row's process is, or was, on this machine."""
     addresses = {address.address for found in psutil.net_if_addrs().values() for address in found}
     node_ip = row.get("node_ip")
     return node_ip is None or node_ip in addresses or str(node_ip).startswith("127.")
 
 
 def listening_beside(rows: list[Row], port: int | None) -> list[psutil.Process]:
-    """The processes below the raylets of these, as far as they are on this machine, that take connections to a port."""
+    """The processes on this machine that listen on a port, among those below the raylets of these rows."""
     raylets: set[psutil.Process | None] = set()
     for row in rows:
         with contextlib.suppress(ScenarioError):
@@ -251,7 +251,7 @@ def listening_beside(rows: list[Row], port: int | None) -> list[psutil.Process]:
 
 
 def listens_on(process: psutil.Process, port: int | None) -> bool:
-    """True for a process that takes connections to a port."""
+    """True for a process that listens on a port."""
     with contextlib.suppress(psutil.Error):
         connections = process.net_connections("tcp")
         return any(item.status == psutil.CONN_LISTEN and item.laddr.port == port for item in connections)
@@ -259,7 +259,7 @@ def listens_on(process: psutil.Process, port: int | None) -> bool:
 
 
 def ancestor(process: psutil.Process, name: str) -> psutil.Process | None:
-    """The nearest process above that is called so; none where one of them ends meanwhile."""
+    """The nearest ancestor with this name; None if there is none, or if a process in between has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         for parent in process.parents():
             words = [word.rsplit("/", 1)[-1] for word in parent.cmdline()[:2]]

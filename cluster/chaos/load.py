@@ -1,4 +1,4 @@
-"""The load of a scenario: streams that go on until it ends, and what each of their requests got."""
+"""The load of a scenario: streams of requests that go on until its end, and the answer to each request."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ TOKEN_IDS = 250
 """Ids below this exist in every vocabulary that has all bytes."""
 
 RETRIED = (429, 503)
-"""Answers that ask the client to try again; nothing had been accepted."""
+"""Status codes that ask the client to retry; the request was not accepted."""
 
 
 WORDS_OF_PROXIES = "Internal Server Error"
-"""What Serve's proxy and HAProxy say where the router that they chose is gone. Baton's own errors are JSON."""
+"""The answer of Serve's proxy and HAProxy when the router that they chose is gone. Baton's own errors are JSON."""
 
 Breaker: TypeAlias = Literal["connection", "proxy"] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosRequest:
-    """One request, the same each time."""
+    """One request, which is sent unchanged again and again."""
 
     prompt: tuple[int, ...]
     num_tokens: int
@@ -40,9 +40,9 @@ class ChaosRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """What came. Times are on the monotonic clock; ``error`` is empty when it ended well.
+    """The answer to one request. Times are on the monotonic clock; ``error`` is empty when it ended well.
 
-    ``broken_by`` is what ended it without a word of Baton: the connection, or a proxy that says so.
+    ``broken_by`` says what ended the answer without an error from Baton: the connection, or a proxy's error.
     """
 
     ask: ChaosRequest
@@ -55,7 +55,7 @@ class Answer:
     num_refusals: int = 0
 
     def longest_pause_s(self, since_s: float, until_s: float) -> float:
-        """The longest silence that touches a span of time, in front of the first token too."""
+        """The longest pause between events that overlaps a span of time; the wait for the first token counts, too."""
         moments = [self.started_s, *self.event_times_s]
         gaps = [
             later - earlier for earlier, later in itertools.pairwise(moments) if later >= since_s and earlier <= until_s
@@ -76,7 +76,7 @@ def make_asks(load: LoadSection) -> list[ChaosRequest]:
 
 
 class LoadRun:
-    """Streams against one cluster. Each rests for ``pause_s`` between two requests."""
+    """Streams of requests to one cluster. Each stream pauses for ``pause_s`` between two requests."""
 
     def __init__(
         self, client: httpx.AsyncClient, asks: list[ChaosRequest], *, num_streams: int, pause_s: float = 0.0
@@ -91,15 +91,15 @@ class LoadRun:
         self.answers: list[Answer] = []
         self.num_tokens = 0
         self.newest_begun_s = -math.inf
-        """When the newest request was sent of those that have their first token."""
+        """When the newest request that has its first token was sent."""
         self.is_proxy_away = False
-        """Whether connections may be refused now: then nothing was accepted, and the client comes again."""
+        """True while connections may be refused: then the request was not accepted, and the client retries."""
 
     async def once(self) -> dict[ChaosRequest, list[int]]:
-        """Every request one time, with nothing else going on.
+        """Send every request once, without any faults, and return the tokens of each.
 
         Raises:
-            httpx.HTTPError: One of them failed.
+            httpx.HTTPError: A request failed.
         """
         gate = asyncio.Semaphore(self._num_streams)
 
@@ -118,12 +118,12 @@ class LoadRun:
         self._tasks = [asyncio.create_task(self._stream()) for _ in range(self._num_streams)]
 
     async def finish(self) -> None:
-        """Begin nothing more, and wait for what runs."""
+        """Begin no more requests, and wait for the running ones."""
         self._is_ending = True
         await asyncio.gather(*self._tasks)
 
     async def cancel(self) -> None:
-        """Leave at once."""
+        """Cancel all streams at once."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -157,7 +157,7 @@ class LoadRun:
         return answer
 
     async def _try(self, answer: Answer) -> bool:
-        """False when the cluster asked to come again later."""
+        """Send the request once. False when the cluster asked to retry later."""
         body = {
             "prompt": list(answer.ask.prompt),
             "max_tokens": answer.ask.num_tokens,

@@ -1,4 +1,4 @@
-"""What a scenario did to a cluster, and what came of it."""
+"""The report of a scenario: the faults, their effects, and the checks."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from cluster.chaos.load import Answer, ChaosRequest
 from cluster.chaos.scenario import BROKEN
 
 NOTICE_S = 5.0
-"""For so long Serve's proxies may still choose a router that is gone."""
+"""How long Serve's proxies may still choose a router that is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterLoss:
-    """Routers that were killed: ``num_open`` requests were theirs when they were asked, a moment before, and their
-    processes were ``gone_s``: a router outlives the raylet of its node by a moment."""
+    """Routers that were killed. At ``asked_s``, just before, they had ``num_open`` requests. Their processes ended at
+    ``gone_s``, a moment after the kill: a router outlives the raylet of its node for a moment."""
 
     asked_s: float
     gone_s: float
     num_open: int
 
     def excused(self, answers: Sequence[Answer]) -> int:
-        """How many broken answers these routers explain: none that began later, no more than they had, with those that
-        may have been on their way to them, and none that ended with an error of Baton: whoever told it lives."""
+        """How many broken answers these routers explain: at most their open requests, plus requests that may have been
+        on their way to them. Later requests do not count, nor do errors of Baton, which only live routers send."""
         was_open = [answer for answer in answers if self._may_have_had(answer)]
         num_broken = sum(answer.broken_by is not None for answer in was_open)
         num_unheard = sum(not any(time_s <= self.asked_s for time_s in answer.event_times_s) for answer in was_open)
         return min(num_broken, self.num_open + num_unheard)
 
     def _may_have_had(self, answer: Answer) -> bool:
-        """True for what was open when they ended, and for what the proxies sent to them before they noticed."""
+        """True for requests that were open when the routers ended, and for those that proxies sent them even later."""
         until_s = self.gone_s + (NOTICE_S if answer.broken_by == "proxy" else 0.0)
         return answer.started_s <= until_s and answer.ended_s >= self.asked_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyLoss:
-    """Proxies that were killed at ``asked_s`` or a moment later; others took their place until ``back_s``."""
+    """Proxies that were killed at ``asked_s`` or a moment later. By ``back_s`` they were replaced."""
 
     asked_s: float
     back_s: float
 
     def excused(self, answers: Sequence[Answer]) -> int:
-        """How many broken answers they explain: all that were open, for every connection was through them."""
+        """How many broken answers they explain: all that were open, since every connection went through them."""
         return sum(
             answer.broken_by is not None and answer.started_s <= self.back_s and answer.ended_s >= self.asked_s
             for answer in answers
@@ -53,10 +53,10 @@ class ProxyLoss:
 
 @dataclass(slots=True, kw_only=True)
 class FaultRecord:
-    """One step that broke something; ``whole_s`` is None until the cluster was seen whole again.
+    """One step that broke something. ``whole_s`` is when the cluster was seen whole again; None before that.
 
-    ``expects`` is what grows when it strikes, ``before`` what had been counted when it began, and ``grew`` how much
-    what it expects grew from then on.
+    ``expects`` names the totals that grow when the fault strikes. ``before`` are the totals when the step began, and
+    ``grew`` is by how much the expected ones have grown since.
     """
 
     what: str
@@ -71,17 +71,17 @@ class FaultRecord:
 
     @property
     def is_missed(self) -> bool:
-        """True when nothing grew of what grows when it strikes."""
+        """True when none of the expected totals grew, so the fault did not strike."""
         return bool(self.expects) and not any(self.grew.values())
 
     @property
     def miss(self) -> str:
-        """What is told of a fault that did not strike, and what helps."""
+        """The message about a fault that did not strike, with a remedy."""
         remedy = "a larger load" if self.expects == (BROKEN,) else "roles: fixed or a larger load"
         return f"{self.what}: {' and '.join(self.expects)} did not grow; use {remedy}"
 
     def line(self) -> str:
-        """For people."""
+        """The record as one readable line."""
         whole = "not seen whole again" if self.whole_s is None else f"whole again after {self.whole_s:.1f} s"
         told = f"{self.what}: longest pause of a stream {self.longest_pause_s:.2f} s, {whole}"
         if not self.expects:
@@ -92,8 +92,8 @@ class FaultRecord:
 
 @dataclass(slots=True, kw_only=True)
 class ChaosReport:
-    """The outcome of one scenario; times are seconds. ``problems`` is empty when all checks hold, and ``warnings`` when
-    every fault struck as far as can be told."""
+    """The outcome of one scenario; times are seconds. ``problems`` is empty when all checks hold. ``warnings`` is empty
+    when, as far as is known, every fault struck."""
 
     scenario: str
     num_requests: int = 0
@@ -119,7 +119,7 @@ class ChaosReport:
         *,
         losses: Sequence[RouterLoss | ProxyLoss],
     ) -> None:
-        """Count what was lost and what is wrong, and how long the streams were silent around each fault."""
+        """Count lost and wrong answers, and the longest pause of the streams around each fault."""
         self.num_requests = len(answers)
         failed = [answer for answer in answers if answer.error]
         num_broken = sum(answer.broken_by is not None for answer in failed)
@@ -138,9 +138,9 @@ class ChaosReport:
         self.longest_pause_s = max((fault.longest_pause_s for fault in self.faults), default=0.0)
 
     def judge_strikes(self, answers: Sequence[Answer], *, must_strike: bool) -> None:
-        """See whether each fault struck: what it expects grew until the next fault that expects the same.
+        """Check whether each fault struck: its expected totals grew before the next fault that expects the same ones.
 
-        One that did not is a problem where all ``must_strike``, and a warning elsewhere.
+        A fault that did not strike is a problem with ``must_strike``, and otherwise a warning.
         """
         for number, fault in enumerate(self.faults):
             for name in fault.expects:
@@ -158,11 +158,11 @@ class ChaosReport:
         return all(fault.is_missed for fault in self.faults if fault.expects)
 
     def as_json(self) -> dict[str, Any]:
-        """For files."""
+        """The report as values for a JSON file."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The report as readable lines."""
         told = [f"{self.scenario}: {self.num_requests} requests, {self.num_tokens} tokens in {self.duration_s:.0f} s"]
         told += [f"  {fault.line()}" for fault in self.faults]
         told.append(

@@ -1,4 +1,4 @@
-"""Runs a scenario: an undisturbed run first, then the same requests while things break, then the checks."""
+"""Runs a scenario: first an undisturbed run, then the same requests during the faults, then the checks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ChaosRunner:
         self._timers: list[asyncio.Task[None]] = []
 
     async def run(self) -> ChaosReport:
-        """Everything, in order.
+        """Run the whole scenario.
 
         Raises:
             ScenarioError: A step cannot be done here.
@@ -68,7 +68,7 @@ class ChaosRunner:
             section = self._scenario.load
             load = LoadRun(client, make_asks(section), num_streams=section.streams, pause_s=section.pause_s)
             if self._needs_faults:
-                await cluster.set_faults({})  # refused now, and not after the undisturbed run
+                await cluster.set_faults({})  # so that a refusal comes now, and not after the undisturbed run
             self._tell(f"{self._scenario.name}: the undisturbed run")
             undisturbed = await load.once()
             await self._ask(cluster)
@@ -156,7 +156,7 @@ class ChaosRunner:
     async def _resume_later(rows: list[Row], seconds: float) -> None:
         await asyncio.sleep(seconds)
         for row in rows:
-            with contextlib.suppress(psutil.NoSuchProcess):  # replaced meanwhile
+            with contextlib.suppress(psutil.NoSuchProcess):  # replaced in the meantime
                 psutil.Process(row["pid"]).send_signal(signal.SIGCONT)
 
     async def _drain(self, choice: Choice | None, cluster: LiveCluster) -> str:
@@ -191,7 +191,7 @@ class ChaosRunner:
 
     async def _kill_proxy(self, timeout_s: float, cluster: LiveCluster, load: LoadRun) -> str:
         proxies = await cluster.proxies()
-        await self._wait_for_new_stream(load)  # what was open when they were looked for may be complete, unread
+        await self._wait_for_new_stream(load)  # requests open before may be complete, but unread
         asked_s = time.monotonic()
         load.is_proxy_away = True
         try:
@@ -244,7 +244,7 @@ class ChaosRunner:
         return what
 
     async def _wait_for_recovery(self, cluster: LiveCluster, *, timeout_s: float) -> None:
-        """Return when every role has its members again, all of which take requests."""
+        """Return when every role has all its members again, and all of them take requests."""
         deadline_s = time.monotonic() + timeout_s
         while not is_whole(await self._ask(cluster), self._wanted, ended=self._ended):
             if time.monotonic() > deadline_s:
@@ -265,7 +265,7 @@ class ChaosRunner:
         return leaks
 
     async def _ask(self, cluster: LiveCluster) -> dict[str, Any]:
-        """The status, even if the router that is asked was just killed; what it counts is noted."""
+        """The status, with retries if the asked router was just killed. Its totals are added to the tally."""
         deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
         while True:
             try:
@@ -288,7 +288,7 @@ class ChaosRunner:
 
     @staticmethod
     async def _wait_for_new_stream(load: LoadRun) -> None:
-        """Until a request that is sent from now on has its first token."""
+        """Wait until a request that is sent from now on has its first token."""
         now_s = time.monotonic()
         while load.newest_begun_s < now_s:
             if time.monotonic() > now_s + TOKENS_TIMEOUT_S:
@@ -296,7 +296,7 @@ class ChaosRunner:
             await asyncio.sleep(POLL_PERIOD_S / 10)
 
     async def _clean_up(self, cluster: LiveCluster, load: LoadRun) -> None:
-        """Leave nothing behind: no stopped process, no fault, no stream."""
+        """Resume stopped processes, remove all faults, and cancel all streams."""
         for timer in self._timers:
             if not timer.done():
                 timer.cancel()
@@ -333,5 +333,5 @@ class ChaosRunner:
 
 
 def names(rows: list[Row]) -> str:
-    """The processes, for people."""
+    """A readable text of the processes."""
     return ", ".join(f"{name_of(row)} (pid {row['pid']})" for row in rows)

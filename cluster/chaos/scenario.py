@@ -1,4 +1,4 @@
-"""The scenario language: a load, steps that break and mend things, and what must be true in the end."""
+"""The scenario language: a load, steps that cause or end faults, and checks for the end."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ Total = Literal[
     "recomputed_tokens",
     "leases_expired",
 ]
-"""The totals of /status that a run counts."""
+"""The totals of /status that a run keeps track of."""
 
 TOTALS: tuple[str, ...] = get_args(Total)
 
 BROKEN = "broken_with_router"
-"""Requests that broke with a killed router or proxy, which the load counts."""
+"""Name of the count of requests that broke with a killed router or proxy; the load counts them."""
 
 Mark = Literal[Total, "broken_with_router"]
-"""Where it shows that a fault struck."""
+"""The totals that grow when a fault strikes."""
 
 MENDING = ("sleep", "wait_for_tokens", "resume", "heal", "wait_for_recovery")
-"""Steps that break nothing."""
+"""Steps that cause no fault."""
 
 
 class ScenarioError(Exception):
-    """A scenario that cannot be run: one line that says where and why."""
+    """A scenario that cannot be run. The message is one line that says where and why."""
 
 
 class LoadSection(Section):
@@ -133,7 +133,7 @@ class Step(Section):
 
     @property
     def name(self) -> str:
-        """What it does."""
+        """The name of the action."""
         return next(iter(self.model_fields_set - {"expects"}))
 
     @property
@@ -143,7 +143,7 @@ class Step(Section):
 
 
 def key_of(name: str) -> str:
-    """The field of a step as it is written."""
+    """The key of a step's action, as written in the file."""
     return Step.model_fields[name].alias or name
 
 
@@ -179,7 +179,7 @@ def load_scenario(path: Path) -> Scenario:
     """Read a scenario.
 
     Raises:
-        ScenarioError: The file is missing, or is no scenario.
+        ScenarioError: The file is missing, or is not a scenario.
     """
     try:
         content = read_mapping(path, Scenario, kind="scenario")
@@ -192,7 +192,7 @@ def parse_scenario(content: Any, *, where: str) -> Scenario:
     """Check a scenario.
 
     Raises:
-        ScenarioError: Names everything that is wrong.
+        ScenarioError: The content is invalid; the message names all mistakes.
     """
     try:
         return Scenario.model_validate(content)

@@ -1,4 +1,4 @@
-"""How much the totals of a cluster grew, though those who keep them come and go."""
+"""How much the totals of a cluster grew, even though the routers that keep them may be replaced."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Process: TypeAlias = tuple[str, str | None]
 
 @dataclass(slots=True, kw_only=True)
 class _Memory:
-    """What routers that know of each other tell: the totals that they began with, and the most that they told of.
+    """The totals of a set of routers that know each other: ``base`` at their start, and ``peak``, the highest seen.
 
-    ``earlier`` is what workers had counted when these routers came, as far as none of them has told of it yet.
+    ``earlier`` are the counters that workers had when these routers started, for workers that they do not show yet.
     """
 
     router_ids: set[str]
@@ -26,12 +26,12 @@ class _Memory:
 
 
 class Tally:
-    """Takes what /status says from time to time, whichever router is asked.
+    """Adds up the totals of /status over time, whichever router answers.
 
-    Routers keep the totals and tell each other. When all were gone at once those that come later begin at zero with
-    what routers count and with workers that went before, but not with workers that lived on: these tell again of all
-    that they ever counted. A total that is a little less than before is that of a router which heard less of somebody
-    who is gone, and no beginning.
+    Routers keep the totals and share them with each other. If all routers are gone at once, new ones start at zero for
+    what routers count and for workers that have ended. They do not start at zero for live workers, which report all
+    that they ever counted. If a total is a little lower than before, the router has heard less about a process that is
+    gone; that is not a new start.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -48,7 +48,7 @@ class Tally:
         }
 
     def note(self, status: Mapping[str, Any]) -> None:
-        """Take one answer of /status."""
+        """Add one answer of /status."""
         totals = {name: float(status["totals"][name]) for name in self._names}
         workers: dict[Process, Mapping[str, float]] = {
             (row["replica_id"], row["incarnation"]): row["counters"]
@@ -66,7 +66,7 @@ class Tally:
         self._workers.update(workers)
 
     def _memory_of(self, router_ids: set[str], totals: Mapping[str, float]) -> _Memory:
-        """That of the routers that answered; a router that had not heard of the others yet was no beginning."""
+        """The memory of the routers that answered. Memories of routers that turn out to know each other are merged."""
         known = [memory for memory in self._memories if memory.router_ids & router_ids]
         if known:
             memory = known[0]
