@@ -1,1 +1,1 @@
-"""What would be placed where and what fits, before anything starts. Imports no Ray at the top."""
+"""Placement and memory arithmetic before anything starts. Imports no Ray at module level."""

@@ -1,4 +1,4 @@
-"""A change of a configuration, tried before anybody is told to make it."""
+"""A change of a configuration, which is tried before it is suggested to the user."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pydantic import ValidationError
 from cluster.config.config import BatonConfig
 
 Key = tuple[str, ...]
-"""A key with its sections: ``("decode", "cache", "num_blocks")``."""
+"""A key with the names of its sections: ``("decode", "cache", "num_blocks")``."""
 
 NUM_ONE_BY_ONE = 8
-"""Changes of a group that are tried in turn. The plan of a large cluster takes a second, and each trial is one."""
+"""How many changes of a group are tried one by one. Each trial makes a plan, and a large cluster's takes a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Keys, and the values that they should have."""
+    """Keys and their new values."""
 
     values: tuple[tuple[Key, Any], ...]
 
@@ -31,11 +31,11 @@ class Change:
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        """What it changes."""
+        """The keys that it changes."""
         return tuple(key for key, _ in self.values)
 
     def applied(self, config: BatonConfig) -> BatonConfig | None:
-        """The configuration with these values; None where there can be no such configuration."""
+        """The configuration with these values; None if they are not valid."""
         content = config.model_dump(exclude_unset=True)
         for key, value in self.values:
             section = content
@@ -48,7 +48,7 @@ class Change:
             return None
 
     def describe(self, config: BatonConfig) -> str:
-        """What to do, with every key as it is written: ``lower decode_replicas to 1 and ...``."""
+        """The change as an instruction with full keys: ``lower decode_replicas to 1 and ...``."""
         return " and ".join(
             f"{_verb(_value_of(config, key), value)} {'.'.join(key)} to {json.dumps(value)}"
             for key, value in self.values
@@ -58,9 +58,10 @@ class Change:
 def first_that_helps(
     changes: Iterable[Change], config: BatonConfig, helps: Callable[[BatonConfig], bool]
 ) -> Change | None:
-    """The first change with which the configuration does what it should; None where none of them does.
+    """The first change with which the configuration works as it should; None if none helps.
 
-    They change more and more: of many, the first that helps lies between one that does not and the last, if that does.
+    ``changes`` must be ordered from small to large. The first few are tried one by one. If they do not help but the
+    last one does, the first that helps is found by bisection.
     """
 
     def does_help(change: Change) -> bool:

@@ -1,4 +1,4 @@
-"""How large pools that follow their load can become on the machines that there are."""
+"""How large pools that follow their load can become on the given machines."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cluster.plan.placement import POOLS, Placement, RunningPool, most_replicas,
 from engine.contract.errors import ConfigError
 
 KEYS = ("num_gpus", "num_cpus", "max_per_node")
-"""What a pool may say that keeps others of its workers out."""
+"""Settings of a pool that may keep further workers of it off the machines."""
 
 
 def growth_warnings(config: BatonConfig, nodes: Sequence[Node]) -> Iterator[str]:
-    """Which pools cannot become as large as they may, and what would help. Each is looked at beside the fewest workers
-    of the other one: pools may use the same machines at different times.
+    """Warnings about pools that cannot grow to their configured maximum, with remedies. Each pool is checked with the
+    other one at its minimum, since pools may use the same machines at different times.
 
-    It is no reason not to start them, for Ray may add machines; nor is it one where a problem is told already.
+    These are only warnings, because Ray may add machines. There are none where a problem is already reported.
     """
     for pool in POOLS:
         most = most_replicas(config, pool)
@@ -36,13 +36,13 @@ def growth_warnings(config: BatonConfig, nodes: Sequence[Node]) -> Iterator[str]
 
 
 def _grown(config: BatonConfig, pool: str, nodes: Sequence[Node]) -> Placement:
-    """Where everything goes once a pool is as large as it can become, and the other one as small."""
+    """The placement with one pool at its maximum, and the other one at its minimum."""
     numbers = {**dict.fromkeys(POOLS, 0), pool: most_replicas(config, pool)}
     return place(config, nodes, running={name: RunningPool(num_replicas=number) for name, number in numbers.items()})
 
 
 def _changes(config: BatonConfig, pool: str, num_fitting: int, nodes: Sequence[Node]) -> Iterator[Change]:
-    """What would let a pool become as large as it may: less of that, or no such key."""
+    """Changes that would let a pool grow to its maximum: lower values of such settings, or leaving them out."""
     yield Change.of(((pool, "scaling", "max_replicas"), num_fitting))
 
     def helps(changed: BatonConfig) -> bool:

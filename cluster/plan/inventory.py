@@ -1,4 +1,4 @@
-"""The machines of a cluster, as far as placement cares: from a file, from this machine, or from a running Ray."""
+"""The machines of a cluster, as placement needs them: from a file, from this machine, or from a running Ray."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cluster.config.pool import OTHER_KEYS, check_amount
 GIB = 1 << 30
 
 GPU_MEMORY_GIB = {"T4": 14, "L4": 21, "A10G": 21, "H100": 79, "H200": 139}
-"""What CUDA finds on the GPUs that Ray names in its resource ``accelerator_type``, rounded down. A100s and V100s come
-in two sizes, which Ray does not tell apart."""
+"""Memory of GPUs as CUDA reports it, rounded down, by the names in Ray's resource ``accelerator_type``. A100s and V100s
+come in two sizes, which Ray does not tell apart."""
 
 MOST = 10_000
-"""Of anything that one machine has, and machines of a kind: more is a slip of the keyboard."""
+"""Limit for amounts of one machine, and for the number of machines of a kind: more is a typing error."""
 
 MOST_GIB = 1_000_000
 
@@ -29,7 +29,8 @@ _NOT_CUSTOM = ("CPU", "GPU", "memory", "object_store_memory")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One machine. ``num_cpus`` is what Ray books, ``num_cores`` what is there; ``gpu_memory_bytes`` of each GPU."""
+    """One machine. ``num_cpus`` are the CPUs that Ray counts, ``num_cores`` the cores that exist.
+    ``gpu_memory_bytes`` is the memory of each GPU."""
 
     address: str
     num_cores: int
@@ -41,7 +42,7 @@ class Node:
 
     @property
     def offers(self) -> dict[str, float]:
-        """All that Ray can book on it."""
+        """All resources that Ray can reserve on it."""
         return {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
 
 
@@ -76,7 +77,7 @@ def load_nodes(path: Path) -> list[Node]:
     """Read a nodes file.
 
     Raises:
-        ConfigFileError: It is missing, or says what cannot be.
+        ConfigFileError: The file is missing, or has invalid values.
     """
     try:
         content = NodesFile.model_validate(read_mapping(path, NodesFile, kind="nodes file"))

@@ -1,4 +1,4 @@
-"""What may help an engine whose settings do not fit its memory, or each other once its KV cache is known."""
+"""Remedies for an engine whose settings do not fit its memory, or do not fit each other given its KV cache."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from engine.device.memory import MAX_CPU_SHARE as CPU_CACHE_SHARE
 from engine.device.memory import MIB
 
 MAX_UTILIZATION = 0.95
-"""Of a GPU: the rest is for what nobody counts."""
+"""Largest share of a GPU's memory to suggest: the rest is for memory that the arithmetic does not count."""
 
 MAX_CPU_SHARE = 0.8
-"""Of a host's memory that an engine may take, what its KV cache may have when somebody says so."""
+"""Largest share of an engine's part of the host's memory that is suggested for its KV cache."""
 
 PLENTY = 1 << 20
 
 
 def memory_changes(pool: str, room: EngineRoom, config: BatonConfig) -> Iterator[Iterator[Change]]:
-    """Groups of changes; the first of a group that helps is the one to name."""
+    """Groups of changes. Of each group, the first one that helps is suggested."""
     if room.on_gpu and room.dtype == "float32":
         yield iter([Change.of((("dtype",), "bfloat16"))])
         yield iter([_on_cpu(config)])
@@ -43,7 +43,7 @@ def memory_changes(pool: str, room: EngineRoom, config: BatonConfig) -> Iterator
 
 
 def memory_remedy(room: EngineRoom) -> str:
-    """What helps without a change of the configuration, if more memory would."""
+    """The remedy without a change of the configuration, if more memory would help."""
     is_tier_too_large = room.free_host_bytes is not None and room.host_bytes > room.free_host_bytes
     if room.memory_bytes is None and not is_tier_too_large:
         return ""
@@ -55,9 +55,9 @@ def memory_remedy(room: EngineRoom) -> str:
 
 
 def _smaller_tiers(room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
-    """Less memory for evicted blocks: most of what is there, or what a KV cache leaves that can hold one request.
+    """Smaller tiers: most of the available memory, or what remains beside a KV cache for one request.
 
-    Only of tiers that keep all their blocks there.
+    Only for tiers that keep all their blocks in main memory.
     """
     free = room.free_host_bytes
     if not room.host_bytes or free is None:
@@ -75,7 +75,7 @@ def _smaller_tiers(room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
 
 
 def _more_blocks(pool: str, room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
-    """As many as the longest request needs, and one for each request, by the key that says how many there are."""
+    """Enough blocks for the longest request, and at least one per request, by the key that sets their number."""
     cache, demand = room.engine.cache, room.demand
     num_blocks = max(demand.blocks_per_sequence, demand.max_num_seqs)
     num_bytes = num_blocks * demand.layout.block_bytes
@@ -94,7 +94,7 @@ def _more_blocks(pool: str, room: EngineRoom, config: BatonConfig) -> Iterator[C
 
 
 def _less_in_them(pool: str, room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
-    """Shorter requests, or fewer at once, or both."""
+    """Shorter requests, or fewer at a time, or both."""
     num_blocks = room.num_affordable_blocks
     if not num_blocks:
         return
@@ -109,7 +109,7 @@ def _less_in_them(pool: str, room: EngineRoom, config: BatonConfig) -> Iterator[
 
 
 def _larger_steps(pool: str, room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
-    """Steps that hold a block, or the longest prompt where prompts are not split."""
+    """Steps large enough for a block, or for the longest prompt if prompts are not split."""
     scheduler = room.engine.scheduler
     yield Change.of((_key(config, pool, "scheduler", "max_num_batched_tokens"), room.demand.layout.block_size))
     if not scheduler.enable_chunked_prefill:
@@ -118,7 +118,7 @@ def _larger_steps(pool: str, room: EngineRoom, config: BatonConfig) -> Iterator[
 
 
 def _smaller_blocks(room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
-    """In both pools: blocks of two sizes cannot be handed over."""
+    """Smaller blocks, in both pools: KV cannot be handed over between different block sizes."""
     places: list[Key] = [(), *((pool,) for pool in POOLS)]
     given = [
         (*place, "cache", "block_size")
@@ -131,7 +131,7 @@ def _smaller_blocks(room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
 
 
 def _less_growth(config: BatonConfig, pool: str) -> Iterator[Change]:
-    """Fewer workers that a load may ask for, each of which has its part of a GPU from the start."""
+    """A lower maximum of workers: each possible worker has its part of a GPU reserved from the start."""
     scaling = config.pool(pool).scaling
     if scaling is not None:
         for count in range(scaling.max_replicas - 1, scaling.min_replicas - 1, -1):
@@ -139,7 +139,7 @@ def _less_growth(config: BatonConfig, pool: str) -> Iterator[Change]:
 
 
 def _larger_parts(room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
-    """Parts of a GPU that are said, and leave no room for those that a load may ask for."""
+    """Explicit parts of a GPU, which reserve nothing for workers that the load may add."""
     sections = [config.pool(pool) for pool in POOLS]
     if any(section.num_gpus is not None for section in sections) or all(
         section.scaling is None for section in sections
@@ -156,7 +156,7 @@ def _on_cpu(config: BatonConfig) -> Change:
 
 
 def _key(config: BatonConfig, pool: str, section: str, name: str) -> Key:
-    """Where a setting of a pool stands: for both pools, if it is written there and nowhere else."""
+    """The key of a pool's setting: the one for both pools, if the setting is written only there."""
     own = getattr(config.pool(pool), section).model_fields_set
     shared = getattr(config, section).model_fields_set
     return (section, name) if name in shared and name not in own else (pool, section, name)

@@ -1,4 +1,4 @@
-"""What may help a process that finds no machine: changes of the configuration, and what the machines lack."""
+"""Remedies for a process that fits on no machine: changes of the configuration, or more resources."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cluster.plan.inventory import Node
 from cluster.plan.placement import POOLS, SMALL_CPU_SHARE, Placed, Placement, first_replicas
 
 LITTLE = 0.001
-"""Of a custom resource: enough to keep a worker on the machines that offer it, and no limit to their number."""
+"""Amount of a custom resource that keeps workers on machines that offer it, without limiting their number."""
 
 
 def place_changes(
     placed: Placed, placement: Placement, config: BatonConfig, nodes: Sequence[Node]
 ) -> Iterator[Iterator[Change]]:
-    """Groups of changes; the first of a group that helps is the one to name."""
+    """Groups of changes. Of each group, the first one that helps is suggested."""
     yield _fewer_of_it(placed, placement, config)
     yield from (_fewer_of_pool(config, pool) for pool in POOLS if pool != placed.deployment)
     if placed.deployment == ROUTER and config.router_per_node:
@@ -36,7 +36,7 @@ def place_changes(
 
 
 def fewer(config: BatonConfig, pool: str, count: int) -> Change:
-    """With so many workers to begin with, whatever decides about that."""
+    """Start with ``count`` workers, by whichever key sets that number."""
     replicas: Key = (f"{pool}_replicas",)
     given = config.num_replicas(pool)
     scaling = config.pool(pool).scaling
@@ -47,7 +47,7 @@ def fewer(config: BatonConfig, pool: str, count: int) -> Change:
 
 
 def _fewer_of_it(placed: Placed, placement: Placement, config: BatonConfig) -> Iterator[Change]:
-    """As many as find a machine."""
+    """Only as many processes as fit on the machines."""
     count = sum(item.node is not None for item in placement.placed if item.deployment == placed.deployment)
     if count == 0:
         return
@@ -70,7 +70,7 @@ def _more_per_node(config: BatonConfig, pool: str) -> Iterator[Change]:
 
 
 def _less_of_amounts(config: BatonConfig, pool: str, nodes: Sequence[Node]) -> Iterator[Change]:
-    """Less of what a pool's workers reserve: as much as the largest machine has, even parts of that, the default."""
+    """Lower amounts reserved by a pool's workers: all that the largest machine has, even parts of it, the default."""
     section = config.pool(pool)
     for name, asked, most in (
         ("num_cpus", section.num_cpus, max((node.num_cpus for node in nodes), default=0.0)),
@@ -85,7 +85,7 @@ def _less_of_amounts(config: BatonConfig, pool: str, nodes: Sequence[Node]) -> I
 
 
 def _room_for_routers(config: BatonConfig) -> Iterator[Change]:
-    """Every worker leaves the CPUs of one router, or more, to others."""
+    """Every worker reserves less, by the CPUs of one or more routers."""
     asked = {pool: config.pool(pool).num_cpus for pool in POOLS}
     for left in (SMALL_CPU_SHARE, 0.5, 1.0):
         keys = [((pool, "num_cpus"), _rounded_down(cpus - left)) for pool, cpus in asked.items() if cpus is not None]
@@ -96,13 +96,13 @@ def _room_for_routers(config: BatonConfig) -> Iterator[Change]:
 
 
 def _rounded_down(amount: float) -> float:
-    """Two decimals at most, and none where there is nothing behind the point."""
+    """Rounded down to two decimals, and to none for whole numbers."""
     rounded = math.floor(amount * 100 + 1e-6) / 100
     return int(rounded) if rounded.is_integer() else rounded
 
 
 def _less_of_resources(config: BatonConfig, pool: str, nodes: Sequence[Node]) -> Iterator[Change]:
-    """Resources that machines do offer, but not as much; or that are called a little differently."""
+    """Custom resources: lower amounts if machines offer less, or the similar name that machines do offer."""
     asked = config.pool(pool).resources
     too_much = [name for name, amount in asked.items() if amount > LITTLE and _offer(nodes, name)]
     for name in too_much:
@@ -120,7 +120,7 @@ def _offer(nodes: Sequence[Node], name: str) -> float:
 
 
 def describe_lack(placed: Placed, nodes: Sequence[Node]) -> str:
-    """Why a process finds no machine: what it takes, and what the machines offer of that."""
+    """Why a process fits on no machine: what it needs, and what the machines offer of that."""
     takes = {name: amount for name, amount in placed.demands.items() if amount > 0}
     never = {name: amount for name, amount in takes.items() if _offer(nodes, name) < amount}
     what = f"{placed.deployment} replica {placed.number} finds no machine: it takes {describe(takes)}"
@@ -137,7 +137,7 @@ def describe_lack(placed: Placed, nodes: Sequence[Node]) -> str:
 
 
 def machine_remedy(placed: Placed, nodes: Sequence[Node], *, count: int) -> str:
-    """What the machines would need so that ``count`` of this deployment find one."""
+    """What the machines would need to have so that ``count`` processes of this deployment fit."""
     takes = {name: amount for name, amount in placed.demands.items() if amount > 0}
     if _able(takes, nodes):
         return "add machines"

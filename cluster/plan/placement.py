@@ -1,4 +1,4 @@
-"""Where each process goes, and how much of its machine it may take."""
+"""Which machine each process runs on, and how much of the machine it may use."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from engine.contract.errors import ConfigError
 from router.roles import ROLES
 
 EPSILON = 1e-6
-"""Ray books in steps of 0.0001."""
+"""Ray reserves resources in steps of 0.0001."""
 
 SMALL_CPU_SHARE = 0.1
-"""CPUs that Ray books for a process whose threads we size ourselves: enough to spread, never a reason not to start."""
+"""CPUs that Ray reserves for a process whose number of threads we choose: enough to spread processes over machines, and
+too little to keep one from starting."""
 
 SMALLEST_PART = 0.01
-"""Of a GPU, that a worker may have."""
+"""The smallest part of a GPU that a worker may have."""
 
 POOLS = tuple(ROLES)
 """The pools, by the names of their roles."""
@@ -34,8 +35,8 @@ POOLS = tuple(ROLES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningPool:
-    """A pool of a cluster that is there: how many workers Serve means to run, and what each of them takes of its
-    machine; None: what it would take now.
+    """A pool of the running cluster: Serve's target number of workers, and the resources that each one takes of its
+    machine. None: the same as in the new configuration.
     """
 
     num_replicas: int
@@ -43,24 +44,24 @@ class RunningPool:
 
 
 NOTHING_RUNS: Mapping[str, RunningPool] = {}
-"""Pools by name, where there is no cluster yet."""
+"""Running pools by name if there is no cluster yet: none."""
 
 
 class FreeResources:
-    """One machine's. A part of a GPU comes from one GPU: what two have left, together, is no use to anybody."""
+    """The free resources of one machine. A part of a GPU must come from one GPU: the rests of two do not add up."""
 
     def __init__(self, node: Node) -> None:
         self._amounts = {name: amount for name, amount in node.offers.items() if name != "GPU"}
         self._gpus = [1.0] * int(node.num_gpus)
 
     def fit(self, demands: Mapping[str, float]) -> bool:
-        """True when all of it can be booked."""
+        """True when all demands can be reserved."""
         amounts = (item for item in demands.items() if item[0] != "GPU")
         enough = all(self._amounts.get(name, 0.0) + EPSILON >= amount for name, amount in amounts if amount > 0)
         return enough and self._choose_gpus(demands.get("GPU", 0.0)) is not None
 
     def take(self, demands: Mapping[str, float]) -> None:
-        """Book what fits."""
+        """Reserve demands that fit."""
         for index, part in (self._choose_gpus(demands.get("GPU", 0.0)) or {}).items():
             self._gpus[index] -= part
         for name, amount in demands.items():
@@ -68,7 +69,7 @@ class FreeResources:
                 self._amounts[name] = self._amounts.get(name, 0.0) - amount
 
     def _choose_gpus(self, amount: float) -> dict[int, float] | None:
-        """Which GPUs, and how much of each: whole ones, and for a part the fullest that has it left; None: too few."""
+        """Which GPUs, and how much of each; None: too few. A part is taken from the fullest GPU that has it left."""
         num_whole = int(amount + EPSILON)
         part = amount - num_whole
         untouched = [index for index, free in enumerate(self._gpus) if free >= 1.0 - EPSILON]
@@ -86,7 +87,7 @@ class FreeResources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerShare:
-    """What one worker gets. ``gpu_share`` is its part of the memory of the GPU that it may share with others."""
+    """The share of a machine that one worker gets. ``gpu_share`` is its part of the memory of a shared GPU."""
 
     num_cpus: float
     num_gpus: float
@@ -104,19 +105,19 @@ class WorkerShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """One process and the machine that it is meant for. Ray decides in the end, by the same demands."""
+    """One process and the machine planned for it. In the end Ray decides, by the same demands."""
 
     deployment: str
     number: int
     node: Node | None
     demands: Mapping[str, float]
     at_most: int | None = None
-    """So many of this deployment may be on one machine."""
+    """The most processes of this deployment on one machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where everything goes."""
+    """The planned machine of every process."""
 
     placed: tuple[Placed, ...]
     shares: Mapping[str, WorkerShare]
@@ -127,11 +128,11 @@ class Placement:
     """Whether one more process of a deployment would fit, as an update without a gap needs."""
 
     def homeless(self) -> list[Placed]:
-        """What finds no machine."""
+        """The processes that fit on no machine."""
         return [placed for placed in self.placed if placed.node is None]
 
     def on(self, node: Node) -> list[Placed]:
-        """What goes to a machine."""
+        """The processes on a machine."""
         return [placed for placed in self.placed if placed.node is node]
 
 
@@ -142,11 +143,11 @@ class NoGpuError(ConfigError):
 def place(
     config: BatonConfig, nodes: Sequence[Node], *, running: Mapping[str, RunningPool] = NOTHING_RUNS
 ) -> Placement:
-    """Spread every process over the machines that offer what it takes, as Ray will.
+    """Spread all processes over the machines that offer what they need, as Ray will.
 
-    ``running`` are the pools of a cluster that this one replaces. A pool that follows its load goes on with as many
-    workers as it has, or with as many of them as find a machine, as long as these are no fewer than it would begin
-    with: its load may have asked for more than there are machines for.
+    ``running`` are the pools of the cluster that this one replaces. A pool that follows its load keeps its present
+    number of workers. If they do not all fit, because the load asked for more than the machines have, it keeps as many
+    as fit, but at least the number that it starts with.
 
     Raises:
         NoGpuError: GPUs were asked for, and there are none.
@@ -190,8 +191,8 @@ def _board_meanwhile(
     counts: Mapping[str, int],
     takes: Mapping[str, Mapping[str, float]],
 ) -> _Board:
-    """What is free while the first new worker of a pool starts: old ones have what they took, but for those that go in
-    any case.
+    """What is free while the first new worker of a pool starts. Old workers still hold their resources, except surplus
+    ones, which end in any case.
     """
     board = _Board(nodes)
     for name, count in counts.items():
@@ -209,8 +210,8 @@ def _num_routers(config: BatonConfig, nodes: Sequence[Node]) -> int:
 
 
 def demands_of(config: BatonConfig, pool: str, nodes: Sequence[Node]) -> Mapping[str, float]:
-    """What Ray books for one worker: a CPU share, a GPU or, where one machine has too few, a part of one, and what
-    keeps the pool on its machines.
+    """The resources that Ray reserves for one worker: a CPU share, a GPU (or a part of one, if a single machine has too
+    few), and the custom resources that keep the pool on its machines.
 
     Raises:
         NoGpuError: GPUs were asked for, and there are none.
@@ -234,10 +235,10 @@ def demands_of(config: BatonConfig, pool: str, nodes: Sequence[Node]) -> Mapping
 
 
 def _even_part(config: BatonConfig, num_gpus: float) -> float:
-    """Of the GPUs of one machine, what each worker has of one.
+    """The part of a GPU that each worker gets, if all GPUs are in one machine.
 
-    Of a single GPU, which they share in any case, they leave to each other what a load may ask for. Of several they do
-    not: Ray fills a GPU before it begins another one, and the first workers would share one beside others that idle.
+    With a single GPU, which all workers share, parts are reserved for workers that the load may add. With several GPUs
+    they are not: Ray fills one GPU before it uses the next, so the first workers would share one while others idle.
     """
 
     def count(pool: str) -> int:
@@ -249,7 +250,7 @@ def _even_part(config: BatonConfig, num_gpus: float) -> float:
 
 
 def _share(config: BatonConfig, pool: str, demands: Mapping[str, float], placed: Sequence[Placed]) -> WorkerShare:
-    """Cores are shared evenly among the workers of a machine; the fewest that any worker gets hold for its pool."""
+    """A worker's share. A machine's cores are divided evenly; all workers of a pool get as many as the poorest one."""
     homes = [item.node for item in placed if item.deployment == pool and item.node is not None]
     num_gpus = demands["GPU"]
     return WorkerShare(
@@ -263,19 +264,19 @@ def _share(config: BatonConfig, pool: str, demands: Mapping[str, float], placed:
 
 
 def num_workers_on(node: Node, placed: Sequence[Placed]) -> int:
-    """Engines that a machine gets."""
+    """The number of engines on a machine."""
     return sum(item.node is node and item.deployment in POOLS for item in placed)
 
 
 class _Board:
-    """What is still free on each machine."""
+    """The free resources of all machines."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._free = [(node, FreeResources(node)) for node in nodes]
         self._taken: Counter[tuple[int, str]] = Counter()
 
     def take(self, deployment: str, demands: Mapping[str, float], *, at_most: int | None) -> Node | None:
-        """Book on the machine that has the fewest of this deployment, then of all; None where none has room."""
+        """Reserve on the machine with the fewest processes of this deployment, then of all; None if none has room."""
         fitting = self._fitting(deployment, demands, at_most)
         if not fitting:
             return None
@@ -324,8 +325,8 @@ def logical_cpus(config: BatonConfig, *, num_cores: int) -> int:
 
 
 def wanted_resources(config: BatonConfig) -> dict[str, float]:
-    """The custom resources that a configuration takes in all: a private Ray, whose one machine serves every pool,
-    offers them.
+    """The sum of all custom resources of a configuration. A private Ray must offer them, because its only machine
+    serves every pool.
     """
     wanted: Counter[str] = Counter()
     for pool in POOLS:
@@ -336,12 +337,12 @@ def wanted_resources(config: BatonConfig) -> dict[str, float]:
 
 
 def _rounded_down(share: float) -> float:
-    """Two decimals: Ray books no finer than 0.0001, and the shares of one GPU must not add up to more than it."""
+    """Rounded down to two decimals: Ray's steps are 0.0001, and the shares of a GPU must not add up to more than 1."""
     return math.floor(share * 100) / 100
 
 
 def first_replicas(config: BatonConfig, pool: str, running: Mapping[str, RunningPool] = NOTHING_RUNS) -> int:
-    """So many workers a pool begins with; one that follows its load and is there already goes on with what it has."""
+    """The number of workers that a pool starts with. A running pool that follows its load keeps its number."""
     num_replicas = config.num_replicas(pool)
     scaling = config.pool(pool).scaling
     if scaling is None:
@@ -350,6 +351,6 @@ def first_replicas(config: BatonConfig, pool: str, running: Mapping[str, Running
 
 
 def most_replicas(config: BatonConfig, pool: str) -> int:
-    """So many workers a pool may have."""
+    """The largest number of workers that a pool may have."""
     scaling = config.pool(pool).scaling
     return first_replicas(config, pool) if scaling is None else scaling.max_replicas

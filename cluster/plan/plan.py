@@ -1,4 +1,4 @@
-"""What a deployment would look like: machines, places, and the memory of every engine. Starts and imports no Ray."""
+"""The plan of a deployment: machines, placement, and the memory of every engine. Starts and imports no Ray."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from cluster.plan.sizing import EngineRoom, EngineSize, MisfitError, ModelSize, 
 from engine.contract.errors import ConfigError
 
 MAX_REMEDIES = 3
-"""Named for one problem. The first ones change the least."""
+"""The most remedies that are named for one problem. The first ones change the least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that is known before anything starts. ``problems`` are reasons not to start it, with remedies;
-    ``warnings`` are what Baton cannot see to, and what a pool cannot become."""
+    """Everything that is known before anything starts. ``problems`` are reasons not to start, with remedies.
+    ``warnings`` are requirements that Baton cannot ensure, and pools that cannot grow to their maximum."""
 
     nodes: tuple[Node, ...]
     model: ModelSize
@@ -46,23 +46,23 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Problem:
-    """What does not fit: a deployment on its machines, or an engine in its memory."""
+    """Something that does not fit: a deployment on its machines, or an engine in its memory."""
 
     subject: tuple[str, str]
     stage: int
-    """The problems of one subject come one after another: behind this one there may be those of higher stages."""
+    """The problems of a subject show one at a time: once this one is solved, others of higher stages may follow."""
 
     what: str
     changes: Callable[[], Iterable[Iterator[Change]]]
-    """Groups of changes that may help: of each, the first one that does is worth naming."""
+    """Groups of changes that may help. Of each group, the first one that helps is suggested."""
 
     otherwise: str
-    """What helps without a change of the configuration."""
+    """The remedy without a change of the configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Draft:
-    """A plan whose problems nobody has looked for remedies for."""
+    """A plan whose problems have no remedies yet."""
 
     placement: Placement
     sizes: Mapping[str, EngineSize]
@@ -108,7 +108,7 @@ def make_plan(
 
 
 def transfer_warnings(config: BatonConfig, placement: Placement) -> Iterator[str]:
-    """What the network must see to where workers reach each other over it; nothing where they do not."""
+    """Requirements on the network, if workers reach each other over it; otherwise nothing."""
     machines = worker_machines(placement)
     if len(machines) > 1:
         yield (
@@ -125,7 +125,7 @@ def transfer_warnings(config: BatonConfig, placement: Placement) -> Iterator[str
 
 
 def transfer_problem(config: BatonConfig, placement: Placement) -> str:
-    """Why workers could not reach each other, with the remedy; empty where they can."""
+    """Why workers could not reach each other, with the remedy; empty if they can."""
     machines = worker_machines(placement)
     is_local: bool = config.kv_transfer.transport == "local"  # type: ignore[attr-defined]  # made at run time
     if not is_local or len(machines) < 2:
@@ -143,7 +143,7 @@ def worker_machines(placement: Placement) -> list[str]:
 
 
 def placement_problem(config: BatonConfig, nodes: Sequence[Node], placement: Placement) -> str:
-    """Why not everything finds a place on the one machine of a private Ray, with remedies; empty where all does."""
+    """Why not everything fits on the single machine of a private Ray, with remedies; empty if everything fits."""
 
     def draft(changed: BatonConfig) -> _Draft:
         tried = place(changed, nodes)
@@ -156,7 +156,7 @@ def placement_problem(config: BatonConfig, nodes: Sequence[Node], placement: Pla
 
 
 def _describe(problem: _Problem, made: _Draft, config: BatonConfig, draft: Callable[[BatonConfig], _Draft]) -> str:
-    """What is wrong, and what would mend it."""
+    """The problem and its remedies as text."""
     remedies = [change.describe(config) for change in _tried_changes(problem, made, config, draft)]
     every = [*remedies, problem.otherwise] if problem.otherwise else remedies
     return f"{problem.what}; {', or '.join(every)}" if every else problem.what
@@ -165,8 +165,8 @@ def _describe(problem: _Problem, made: _Draft, config: BatonConfig, draft: Calla
 def _tried_changes(
     problem: _Problem, made: _Draft, config: BatonConfig, draft: Callable[[BatonConfig], _Draft]
 ) -> list[Change]:
-    """Changes that mend a problem and break nothing else; where there are none, those after which only what comes
-    behind this problem is left."""
+    """Changes that solve a problem and cause no other. If there are none, changes after which the subject only has
+    problems of higher stages."""
     before = made.stages
 
     def helps(changed: BatonConfig, *, wholly: bool) -> bool:

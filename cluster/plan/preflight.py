@@ -1,4 +1,4 @@
-"""What can be found wrong before any process is started: the checkpoint, the device, the port."""
+"""Checks before any process is started: the checkpoint, the device, the port."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ MAX_PORT_DIGITS = 5
 MAX_PORT = 65_535
 MAX_NAMED: Final = 3
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-"""How models are named on the Hugging Face hub: an owner and a name."""
+"""Pattern of model names on the Hugging Face hub: an owner and a name."""
 
 
 class PreflightError(Exception):
-    """Something outside of the configuration: one line that says what to change."""
+    """A problem outside of the configuration. The message is one line that says what to change."""
 
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -66,7 +66,7 @@ def check_keys(config: BatonConfig) -> None:
     """Read the files of keys.
 
     Raises:
-        PreflightError: One cannot be used.
+        PreflightError: A key file cannot be used.
     """
     try:
         config.security_settings().loaded()
@@ -75,10 +75,10 @@ def check_keys(config: BatonConfig) -> None:
 
 
 def check_tracing(config: BatonConfig) -> None:
-    """Look whether spans could be made here, if they are to be.
+    """If tracing is configured, check that this machine can create spans.
 
     Raises:
-        PreflightError: They could not.
+        PreflightError: It cannot.
     """
     try:
         check_available(config.tracing_settings())
@@ -87,9 +87,10 @@ def check_tracing(config: BatonConfig) -> None:
 
 
 def _download_hint(path: Path) -> str:
-    """How a model comes to this machine, where somebody gave its name on the Hugging Face hub.
+    """How to download a model, if the user gave its name on the Hugging Face hub instead of a path.
 
-    A configuration makes that an absolute path. Somebody who has a folder named like the owner meant a path.
+    A configuration has turned the name into an absolute path. If there is a folder with the owner's name, the user
+    meant a path.
     """
     name = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     if not HUB_NAME.fullmatch(str(name)) or path.parent.is_dir():
@@ -98,10 +99,10 @@ def _download_hint(path: Path) -> str:
 
 
 def check_checkpoint(path: Path, code: ModelCode = ANY_CODE) -> None:
-    """Look at everything in a model directory but the weights themselves.
+    """Check everything in a model directory except the weights themselves.
 
     Raises:
-        CheckpointError: It is no checkpoint, of an unsupported architecture, or a shard is missing or cut short.
+        CheckpointError: It is no checkpoint, its architecture is not supported, or a shard is missing or cut short.
     """
     try:
         if not path.is_dir():
@@ -112,15 +113,15 @@ def check_checkpoint(path: Path, code: ModelCode = ANY_CODE) -> None:
         load_model_config(path, code)
         check_text_files(path)
         check_shards(path)
-    except OSError as error:  # what cannot even be looked at, as a folder of somebody else's
+    except OSError as error:  # a path that cannot be read at all, such as another user's folder
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def check_model_len(max_model_len: int | None, path: Path, code: ModelCode = ANY_CODE) -> None:
-    """Refuse sequences longer than those that a model was made for.
+    """Refuse a ``max_model_len`` above the length that the model was made for.
 
     Raises:
-        PreflightError: They are.
+        PreflightError: It is above that.
     """
     limit = load_model_config(path, code).max_model_len
     if max_model_len is not None and max_model_len > limit:
@@ -128,10 +129,10 @@ def check_model_len(max_model_len: int | None, path: Path, code: ModelCode = ANY
 
 
 def check_draft_model(config: BatonConfig, path: Path) -> None:
-    """Look at the model that drafts for the one in ``path``, if there is any, but not at its weights.
+    """Check the draft model for the model in ``path``, if there is one, but not its weights.
 
     Raises:
-        PreflightError: Its directory is no checkpoint, or its tokens mean something else.
+        PreflightError: Its directory is not a checkpoint, or its token ids have other meanings.
     """
     drafts: set[Path] = set()
     for pool in ROLES:
@@ -174,7 +175,7 @@ def _check_draft_vocabulary(path: Path, draft_path: Path) -> None:
 
 
 def check_text_files(path: Path) -> None:
-    """Load what turns text into tokens and back, as the router will.
+    """Load the tokenizer and the chat template, as the router will.
 
     Raises:
         CheckpointError: A file is missing, or cannot be used.
@@ -220,10 +221,10 @@ def check_ray_address(address: str) -> None:
 
 
 def check_shared_memory(config: BatonConfig, folder: Path = SHARED_MEMORY) -> None:
-    """Refuse a machine whose workers could not meet; they would be waited for in vain.
+    """Refuse a machine whose workers could not connect over shared memory: the start would wait for them in vain.
 
     Raises:
-        PreflightError: It has too little shared memory free.
+        PreflightError: The machine has too little free shared memory.
     """
     if config.transfer_options().transport != "local":
         return
@@ -233,10 +234,10 @@ def check_shared_memory(config: BatonConfig, folder: Path = SHARED_MEMORY) -> No
 
 
 def check_host(host: str) -> None:
-    """Refuse what is no address at all; whether a machine of the cluster has it is found out there.
+    """Refuse a host that is not an address at all. Whether a machine of the cluster has it shows only there.
 
     Raises:
-        PreflightError: It is none.
+        PreflightError: It is not an address.
     """
     try:
         socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -267,14 +268,14 @@ def reason_of(error: OSError | UnicodeError) -> str:
 
 
 def tells_tokens(path: Path) -> bool:
-    """True where a model directory says what its tokens are."""
+    """True when a model directory has its vocabulary."""
     return (path / "tokenizer.json").is_file()
 
 
 def first_differences(main: Path, draft: Path) -> str:
-    """The first ids that are another token in each directory, in words; empty where there are none.
+    """A text with the first ids that mean different tokens in the two directories; empty if there are none.
 
-    Tokens that only one of them has, such as one that was added for chats, make no difference.
+    Tokens that only one directory has, such as tokens added for chats, are ignored.
 
     Raises:
         ModelDirectoryError: A tokenizer.json cannot be used.

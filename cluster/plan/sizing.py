@@ -32,22 +32,22 @@ from kv_transfer.layout import KVLayout
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 STEP_ROWS = 8
-"""About how many hidden-sized values a step keeps for each token beside the widest layer; a GPU measures it itself."""
+"""Estimate of the hidden-sized values that a step keeps per token beside the widest layer. GPUs measure it instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """What a checkpoint weighs."""
+    """The size of a checkpoint."""
 
     config: ModelShape
     num_parameters: int
 
     @classmethod
     def of(cls, path: Path, code: ModelCode = ANY_CODE) -> ModelSize:
-        """Count the parameters in the headers of its files.
+        """Count the parameters from the headers of the checkpoint's files.
 
         Raises:
-            CheckpointError: It is no checkpoint.
+            CheckpointError: It is not a checkpoint.
         """
         config = load_model_config(path, code)
         counts = (_count_parameters(file, config.ignored_tensors) for file in _files(path))
@@ -56,8 +56,8 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSize:
-    """One engine on one device. ``budget`` None: the device's memory is not known before it starts. ``reason`` says
-    why the KV cache has its size.
+    """The memory of one engine on one device. ``budget`` None: the device's memory is not known before the start.
+    ``reason`` says why the KV cache has its size.
     """
 
     dtype: str
@@ -74,19 +74,19 @@ class EngineSize:
 
     @property
     def num_tokens(self) -> int | None:
-        """Tokens that the KV cache holds, as long as they are in the windows of all layers."""
+        """Tokens that the KV cache holds, if they are in the windows of all layers."""
         layout = self.demand.layout
         return self.num_blocks * layout.block_size // layout.num_groups if self.num_blocks is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRoom:
-    """What one engine asks for and what its device has, before anybody looks whether that fits.
+    """What one engine asks for and what its device has. Whether that fits is not checked yet.
 
-    memory_bytes: its device's, or its part of the host's; None where that is not known before it starts.
-    gpu_share: its part of a GPU that it shares. step_bytes: about what a step takes beside the weights.
-    host_bytes: main memory for tiers; host_memory_bytes: its part of its host's, None while it has no host.
-    draft_bytes: what the weights and the KV cache of a draft model take of the device's.
+    memory_bytes: memory of its device, or its part of the host's memory; None if not known before the start.
+    gpu_share: its part of a shared GPU. step_bytes: estimate of what a step takes beside the weights.
+    host_bytes: main memory for tiers. host_memory_bytes: its part of the host's memory; None while it has no host.
+    draft_bytes: device memory for the weights and the KV cache of a draft model.
     """
 
     engine: EngineConfig
@@ -114,7 +114,7 @@ class EngineRoom:
         host_bytes: int = 0,
         host_memory_bytes: int | None = None,
     ) -> EngineRoom:
-        """An engine with these settings; a part of a GPU's memory is in them already."""
+        """An engine with these settings, which already include its part of a GPU's memory."""
         config = model.config
         dtype = _dtype_of(engine, config, on_gpu=on_gpu, cpu_dtype=cpu_dtype)
         layout = _layout_of(engine, config, dtype)
@@ -139,18 +139,18 @@ class EngineRoom:
         )
 
     def with_more_memory(self, factor: int) -> EngineRoom:
-        """The same engine on a device, and on a host, that have so many times as much."""
+        """The same engine on a device and a host with ``factor`` times as much memory."""
         device, host = (known and known * factor for known in (self.memory_bytes, self.host_memory_bytes))
         return dataclasses.replace(self, memory_bytes=device, host_memory_bytes=host)
 
     @property
     def used_bytes(self) -> int:
-        """What the engine takes of its memory beside the KV cache."""
+        """Memory that the engine takes beside the KV cache."""
         return self.weight_bytes + self.draft_bytes + (GPU_CONTEXT_BYTES + self.step_bytes if self.on_gpu else 0)
 
     @property
     def free_host_bytes(self) -> int | None:
-        """What the engine leaves of its host's memory for evicted blocks, beside a KV cache whose size is not given."""
+        """Host memory that the engine leaves for evicted blocks; a KV cache of unspecified size is not subtracted."""
         if self.host_memory_bytes is None:
             return None
         own_bytes = 0 if self.on_gpu else self.weight_bytes + self.draft_bytes + self._given_cache_bytes
@@ -165,7 +165,7 @@ class EngineRoom:
 
     @property
     def budget(self) -> MemoryBudget | None:
-        """What the KV cache may take; None while that is not known."""
+        """The memory budget of the KV cache; None while it is not known."""
         cache = self.engine.cache
         if self.memory_bytes is None and cache.kv_cache_bytes is None:
             return None
@@ -182,7 +182,7 @@ class EngineRoom:
 
     @property
     def num_affordable_blocks(self) -> int | None:
-        """KV blocks that it may have; None while that is not known."""
+        """The most KV blocks that fit; None while that is not known."""
         if self.engine.cache.num_blocks is not None:
             return self.engine.cache.num_blocks
         budget = self.budget
@@ -190,7 +190,7 @@ class EngineRoom:
 
 
 class MisfitError(ConfigError):
-    """Settings of an engine that do not fit its device or each other. Of several, the one of the lowest ``stage``."""
+    """Settings of an engine that do not fit its device or each other. The lowest ``stage`` is raised first."""
 
     def __init__(self, error: ConfigError, *, stage: int) -> None:
         super().__init__(error.what, remedy=error.remedy)
@@ -198,11 +198,11 @@ class MisfitError(ConfigError):
 
 
 def size_engine(room: EngineRoom) -> EngineSize:
-    """What an engine takes and what it can hold.
+    """The memory that an engine takes, and the requests that it can hold.
 
     Raises:
-        MisfitError: The device does not compute in this precision, evicted blocks find no room on the host, the KV
-            cache could not hold one request, or the scheduler would refuse it; the message holds the arithmetic.
+        MisfitError: The device does not compute in this precision, evicted blocks do not fit on the host, the KV
+            cache could not hold one request, or the scheduler would refuse it; the message has the arithmetic.
     """
     checks = (_check_dtype, _check_host_tier, _choose, _check_block, _check_requests, _check_prompt)
     for stage, check in enumerate(checks):
@@ -241,7 +241,7 @@ def _check_host_tier(room: EngineRoom) -> None:
 
 
 def _choose(room: EngineRoom) -> int | None:
-    """The blocks that it will have; None while that is not known."""
+    """The number of blocks that the engine will have; None while it is not known."""
     if room.num_affordable_blocks is None:
         return None
     return choose_num_blocks(room.engine.cache, room.demand, room.budget or _NOTHING)
@@ -267,7 +267,7 @@ _NOTHING = MemoryBudget(num_bytes=0, reason="not asked for")
 
 
 def _step_bytes(engine: EngineConfig, config: ModelShape, bytes_per_element: int) -> int:
-    """About what the largest step takes beside the weights: activations, and logits in float32."""
+    """Estimate of what the largest step takes beside the weights: activations, and logits in float32."""
     scheduler = engine.scheduler
     widest = config.mlp_size + config.q_size + 2 * config.kv_size + STEP_ROWS * config.hidden_size
     logits = 2 * scheduler.max_num_seqs * config.vocab_size * 4
@@ -293,7 +293,7 @@ def _layout_of(engine: EngineConfig, config: ModelShape, dtype: str) -> KVLayout
 
 
 def _draft_bytes(engine: EngineConfig, *, on_gpu: bool, cpu_dtype: str) -> int:
-    """Weights and KV cache of an engine's draft model, 0 where it has none."""
+    """Bytes of weights and KV cache of an engine's draft model; 0 if it has none."""
     draft = DraftEngine.of(engine)
     if draft is None:
         return 0
@@ -314,7 +314,7 @@ def _count_parameters(file: Path, ignored: tuple[str, ...]) -> int:
 
 
 def _num_parameters(name: str, shape: Sequence[int]) -> int:
-    """Of a tensor: what is stored in four bits is computed in the model's dtype, and its scales become part of it."""
+    """Parameters of a tensor as computed: four-bit weights are expanded to the model's dtype, with their scales."""
     if name.endswith(SCALES_SUFFIX):
         return 0
     return math.prod(shape) * (2 if name.endswith(BLOCKS_SUFFIX) else 1)
