@@ -49,11 +49,11 @@ ANY_ADDRESS = ("0.0.0.0", "::")
 
 
 def deploy(config: BatonConfig, model: ServedModel, address: str, console: Console) -> None:
-    """Deploy or update, and wait until it serves. An update that fails is taken back.
+    """Deploy or update, and wait until the cluster serves. A failed update is rolled back.
 
     Raises:
         RayUnavailableError, RefusedStartError: Nothing was changed.
-        StartError: It could not start, and what ran before runs again; or Ray was lost meanwhile.
+        StartError: It could not start, and the earlier configuration runs again; or Ray was lost during the start.
     """
     with _connected(address, StartError):
         held = hold(DEPLOY, what=model.at(config), address=address)
@@ -65,11 +65,11 @@ def deploy(config: BatonConfig, model: ServedModel, address: str, console: Conso
 
 @contextmanager
 def _connected(address: str, lost: type[Exception]) -> Iterator[None]:
-    """Be a driver of a Ray for this block.
+    """Stay connected to a Ray as a driver within this block.
 
     Raises:
         RayUnavailableError: There is no Ray at the address.
-        Exception: ``lost``; the Ray, or its Serve, does not answer any more.
+        Exception: Of type ``lost``: the Ray, or its Serve, no longer answers.
     """
     connect(address)
     # Ray installs a handler for SIGTERM that exits at once.
@@ -95,7 +95,7 @@ def _update(deployment: Deployment, address: str, console: Console) -> None:
     with StartDisplay(console) as display, saying_what_goes_on(console), ending_waits():
         try:
             _bring_up(deployment, display)
-        except TakenOffError:  # whoever did that wants nothing back
+        except TakenOffError:  # the cluster was shut down on purpose: do not roll back
             raise
         except StartError as error:
             _take_back(before, deployment, display, error)
@@ -107,15 +107,15 @@ def _update(deployment: Deployment, address: str, console: Console) -> None:
 
 
 def look(address: str) -> DeployRecord | None:
-    """What is known of the application on the Ray that we are connected to; None where there is none.
+    """The record of the application on the Ray that we are connected to; None if there is no application.
 
-    What Serve was told while nobody waited has come up if the application runs.
+    If the application runs, a configuration that was deployed without waiting counts as having come up.
 
     Raises:
-        RayUnavailableError: It is being taken off, or Serve cannot say.
+        RayUnavailableError: The application is being deleted, or Serve cannot say.
     """
     if not is_occupied(address):
-        forget_deployed()  # of one that somebody took off without us
+        forget_deployed()  # the record of an application that was deleted by other means
         return None
     record = read_deploy_record()
     told = record.told
@@ -130,7 +130,7 @@ def look(address: str) -> DeployRecord | None:
 
 @contextmanager
 def saying_what_goes_on(console: Console) -> Iterator[None]:
-    """Tell somebody who stops waiting that Serve does not stop."""
+    """If the user stops waiting, print that Serve goes on."""
     try:
         yield
     except Stopped:
@@ -143,11 +143,11 @@ def saying_what_goes_on(console: Console) -> Iterator[None]:
 
 
 def refuse(config: BatonConfig, model: ServedModel, before: DeployRecord | None, address: str) -> Plan:
-    """Find what is wrong before anything changes; the plan, where nothing is.
+    """Check a deployment before anything changes; returns its plan.
 
     Raises:
-        RayUnavailableError: Serve listens elsewhere.
-        RefusedStartError: It does not fit the machines, what runs is not ours to update, or cannot become it.
+        RayUnavailableError: Serve listens on another address.
+        RefusedStartError: It does not fit the machines, or what runs now is not ours, or cannot be updated to it.
     """
     check_http(address=address, host=config.host, port=config.port)
     if before is not None:
@@ -162,7 +162,7 @@ def refuse(config: BatonConfig, model: ServedModel, before: DeployRecord | None,
 
 
 def _refuse_over(before: DeployRecord, config: BatonConfig, model: ServedModel, address: str) -> None:
-    """Compare with all that may run: an update that was not waited for may have both."""
+    """Compare with all configurations that may run: two of them after an update that nobody waited for."""
     shutdown_first = f"run `baton shutdown --address {address}` first, or deploy to another Ray"
     if before.told is not None and before.told.claim.command == SERVE:
         raise RefusedStartError(
@@ -188,7 +188,7 @@ def _refuse_over(before: DeployRecord, config: BatonConfig, model: ServedModel, 
 
 
 def shutdown(address: str, console: Console) -> None:
-    """End what `baton deploy` started, and Serve with it unless others use it. Nothing there is no error.
+    """End what `baton deploy` started, and Serve too unless other applications use it. No error if nothing runs.
 
     Raises:
         RayUnavailableError: There is no Ray at the address, it stopped answering, or Serve cannot say what runs.
@@ -201,14 +201,14 @@ def shutdown(address: str, console: Console) -> None:
 
 
 def _is_begun() -> bool:
-    """True when a deployment got as far as Serve, and no further."""
+    """True when a deployment was recorded and Serve runs, even if Serve has no application of ours."""
     return (
         read_deploy_record().told is not None and _get_global_client(raise_if_no_controller_running=False) is not None
     )
 
 
 def remove() -> None:
-    """Take our application off, and Serve too unless others use it."""
+    """Delete our application, and shut Serve down unless other applications use it."""
     known = applications()
     if known is None or set(known) - {APP_NAME}:
         delete_application()
@@ -226,7 +226,7 @@ def _bring_up(deployment: Deployment, display: StartDisplay) -> None:
 
 
 def _take_back(before: DeployRecord | None, failed: Deployment, display: StartDisplay, error: StartError) -> None:
-    """Return to what ran before, if anything; always raises, with what became of it."""
+    """Roll back to the earlier configuration, if there was one. Always raises an error that says how that went."""
     if before is None:
         remove()
         raise error
@@ -261,7 +261,7 @@ def _announce(before: DeployRecord | None, config: BatonConfig, console: Console
 
 
 def proxy_addresses(config: BatonConfig) -> list[str]:
-    """Where the API must answer: on every machine that runs something of ours, unless one address was asked for."""
+    """Addresses where the API must answer: all machines with our processes, or the one configured address."""
     if config.host not in ANY_ADDRESS:
         return [config.host]
     client: Any = _get_global_client()

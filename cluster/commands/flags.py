@@ -1,4 +1,4 @@
-"""Flags that commands share, and the environment variable by which each flag can be given."""
+"""Flags that commands share, and the environment variables for flags."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ADMIN_KEY_VARIABLES = ["BATON_ADMIN_KEY", API_KEY_VARIABLE]
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 SEVERAL = ("--served-model-name", API_KEY_FLAG)
-"""Flags behind which several values may stand, as behind vLLM's flags of the same names."""
+"""Flags that may be followed by several values, like vLLM's flags of the same names."""
 
 SERVICE_LINKS = ("tcp://", "udp://", "sctp://")
-"""How values begin that Kubernetes gives to every pod beside a service, as BATON_PORT beside one named `baton`."""
+"""How the values of Kubernetes' service variables begin. For a service named `baton`, pods get a BATON_PORT."""
 
 Model = Annotated[Path | None, typer.Option(help="Hugging Face directory; the built-in model if missing.")]
 Names = Annotated[
@@ -41,10 +41,10 @@ AdminKey = Annotated[str, typer.Option(help="Admin key, where keys are on.", env
 
 
 class Command(TyperCommand):
-    """A command of which every flag can be given by a variable: ``--max-model-len`` by ``BATON_MAX_MODEL_LEN``.
+    """A command whose flags can also be given by variables: ``--max-model-len`` by ``BATON_MAX_MODEL_LEN``.
 
-    What stands on the command line wins. The variables of all commands are taken out of the environment, whether they
-    were needed or not: no process that a command starts inherits them, keys least of all.
+    The command line overrides variables. The variables of all commands are removed from the environment, whether they
+    were used or not, so that no child process inherits them, above all no keys.
     """
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
@@ -57,7 +57,7 @@ class Command(TyperCommand):
         """Read the command line and the variables.
 
         Raises:
-            typer.BadParameter: A value cannot be. The message names the flag or the variable that it came from.
+            typer.BadParameter: A value is invalid. The message names the flag or the variable that it came from.
         """
         drop_service_links(os.environ)
         try:
@@ -87,7 +87,7 @@ def options_of(command: Any) -> list[TyperOption]:
 
 
 def variables_of(option: TyperOption) -> list[str]:
-    """The variables of a flag; the first that is set counts."""
+    """The variables for a flag; the first one that is set counts."""
     return [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
 
 
@@ -97,12 +97,12 @@ def variables_used(ctx: typer.Context) -> Mapping[str, str]:
 
 
 def is_for_orders(ctx: typer.Context) -> bool:
-    """True unless the command's key is a user's, who exported it for clients: such a key opens no orders."""
+    """True unless the key comes from a variable that users export for API clients: such a key does not allow orders."""
     return variables_used(ctx).get("api_key") != API_KEY_VARIABLE
 
 
 def one_by_one(args: Sequence[str]) -> list[str]:
-    """The arguments with a flag of ``SEVERAL`` repeated before each of the values behind it."""
+    """The arguments, with the flags of ``SEVERAL`` repeated before each of their values."""
     found: list[str] = []
     flag = ""
     has_value = False
@@ -118,7 +118,7 @@ def one_by_one(args: Sequence[str]) -> list[str]:
 
 
 def drop_service_links(environment: MutableMapping[str, str]) -> None:
-    """Take out what Kubernetes tells a pod of a service whose name begins with `baton`: nobody meant a flag by it."""
+    """Remove Kubernetes' variables for a service whose name begins with `baton`: they are not meant as flags."""
     if "KUBERNETES_SERVICE_HOST" in environment:
         for name in [name for name in environment if name.startswith(PREFIX)]:
             if environment[name].startswith(SERVICE_LINKS):
@@ -126,9 +126,9 @@ def drop_service_links(environment: MutableMapping[str, str]) -> None:
 
 
 def without_keys(args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments without the keys among them, and the keys.
+    """Split the arguments into those without keys, and the keys.
 
-    Arguments that cannot be right, such as a flag without its key, stay as they are.
+    Invalid arguments, such as a flag without its key, stay as they are.
     """
     rest: list[str] = []
     keys: list[str] = []
@@ -146,10 +146,10 @@ def without_keys(args: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def hide_keys(commands: Collection[str]) -> None:
-    """Begin one of these commands anew if it has keys on its command line, with the keys in a variable instead.
+    """Restart one of these commands with its keys in a variable, if it has keys on its command line.
 
-    A command line can be read by every user of the machine as long as its process lives, and Ray keeps that of whoever
-    connects to it. A process's variables can be read by its own user only.
+    Every user of the machine can read a process's command line, and Ray stores the command line of each driver. Only
+    the same user can read a process's variables.
     """
     args = sys.argv[1:]
     rest, keys = without_keys(args)
@@ -163,7 +163,7 @@ def _become(command: list[str]) -> NoReturn:
 
 
 def _name_source(error: typer.BadParameter, ctx: typer.Context) -> None:
-    """Let the error name what the value came from, and not all that it could have come from."""
+    """Let the error name the actual source of the value, and not all possible ones."""
     option = error.param
     if not isinstance(option, TyperOption) or (source := ctx.get_parameter_source(option.name)) is None:
         return

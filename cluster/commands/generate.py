@@ -26,7 +26,7 @@ from router.text.tokenizer import Tokenizer
 
 REQUEST_ID = "generate"
 DEFAULT_MAX_TOKENS = 128
-"""Unlike a length that was asked for, it ends where the model's context does."""
+"""The default length. Unlike a requested length, it is cut at the end of the model's context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class GenerateOptions:
 
 
 def generate(options: GenerateOptions, output: TextIO) -> None:
-    """Write the continuation of the prompt as it comes.
+    """Write the continuation of the prompt as it is generated.
 
     Raises:
         ConfigFileError, CheckpointError, ConfigError, PreflightError: The model cannot be loaded, or cannot take this
@@ -92,15 +92,15 @@ def build_request(options: GenerateOptions, path: Path, tokenizer: Tokenizer) ->
 
 
 def text_ids(text: str, _: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """A text as the model reads it."""
+    """The token ids of a plain text."""
     return tuple(tokenizer.encode(text))
 
 
 def chat_ids(question: str, path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """A question as the model reads it in a chat.
+    """The token ids of a question in the model's chat template.
 
     Raises:
-        ConfigError: The model has no template for chats, or it refuses this one.
+        ConfigError: The model has no chat template, or the template refuses this chat.
     """
     templates = load_chat_templates(path, special_tokens=tokenizer.special.named)
     if templates is None:
@@ -113,10 +113,10 @@ def chat_ids(question: str, path: Path, tokenizer: Tokenizer) -> tuple[int, ...]
 
 
 def check_text(prompt: str) -> None:
-    """Refuse an argument that was not UTF-8; Python carries its bytes as lone surrogates.
+    """Refuse an argument that is not UTF-8. Python represents its invalid bytes as lone surrogates.
 
     Raises:
-        ConfigError: It holds one.
+        ConfigError: The argument has a lone surrogate.
     """
     try:
         prompt.encode()
@@ -125,7 +125,7 @@ def check_text(prompt: str) -> None:
 
 
 def check_length(num_prompt_tokens: int, max_tokens: int, max_model_len: int) -> None:
-    """Refuse an answer that was asked for and cannot fit, as the HTTP API does.
+    """Refuse a requested answer length that cannot fit, as the HTTP API does.
 
     Raises:
         ConfigError: Prompt and answer together are longer than the model's context.

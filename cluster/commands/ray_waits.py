@@ -1,5 +1,5 @@
-"""Ends what the main thread waits for in Ray, when a signal comes or Ray is gone: asked something then, Ray neither
-answers nor refuses, and of all that a signal handler raises it lets nothing but a KeyboardInterrupt through.
+"""Ends the main thread's waits in Ray when a signal comes or Ray is gone. A call to a Ray that is gone neither returns
+nor fails, and of all exceptions that a signal handler can raise, only KeyboardInterrupt passes through Ray's code.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from cluster.deploy.ray_home import RayHome
 
 WATCH_PERIOD_S = 1.0
 GONE_SIGNAL = signal.SIGUSR1
-"""Comes from this process itself. Ray looks for signals once a second while it waits."""
+"""The signal that this process sends to itself when Ray is gone. A wait in Ray checks for signals once a second."""
 
 RELEASE_TIMEOUT_S = 10.0
-"""For the main thread to notice; in some calls to a raylet that stands still it never does."""
+"""How long the main thread may take to notice. In some calls to a raylet that hangs it never does."""
 
 STANDS_STILL = "Ray stopped answering while the cluster started; the machine may be too busy: try again"
 
@@ -32,11 +32,12 @@ class RayEndedError(Exception):
 
 @contextmanager
 def ending_waits(home: RayHome | None = None, *, period_s: float = WATCH_PERIOD_S) -> Iterator[None]:
-    """For the main thread, after Ray has installed its own handlers. With a ``home``, another thread looks after it.
+    """Interrupt waits of the main thread. Use it after Ray has installed its own signal handlers. With a ``home``,
+    another thread watches that Ray.
 
     Raises:
         Stopped: A signal came; further ones are ignored.
-        RayEndedError: The Ray of ``home`` is there no more.
+        RayEndedError: The Ray of ``home`` is gone.
     """
     came: list[int] = []
 
@@ -67,7 +68,7 @@ def ending_waits(home: RayHome | None = None, *, period_s: float = WATCH_PERIOD_
 
 @contextmanager
 def _watched(home: RayHome, period_s: float) -> Iterator[None]:
-    """Interrupts the main thread in here, and not behind it, once the Ray of ``home`` is not there."""
+    """Interrupts the main thread once the Ray of ``home`` is gone, but only within this block."""
     is_over = threading.Event()
     lock = threading.Lock()
     main_thread_id = threading.get_ident()

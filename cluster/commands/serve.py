@@ -35,7 +35,7 @@ def serve(config: BatonConfig, model: ServedModel, home: RayHome, console: Conso
     Raises:
         Stopped: A signal came before it served; nothing is left running.
         RefusedStartError, RayUnavailableError, ConfigError: Bad input; nothing is left running.
-        StartError: It could not start, or ended by itself; nothing is left running but logs.
+        StartError: It could not start, or ended by itself; only logs are left.
     """
 
     def tell(text: str) -> None:
@@ -75,7 +75,7 @@ def serve(config: BatonConfig, model: ServedModel, home: RayHome, console: Conso
 
 
 def _come_up(deployment: Deployment, home: RayHome, display: StartDisplay, tell: Callable[[str], None]) -> Deployment:
-    """Start Ray and the cluster on it, and all once more where Ray ended meanwhile; the deployment that serves."""
+    """Start Ray and the cluster on it; once more if Ray ended during the start. Returns the deployment that serves."""
     for is_last in (False, True):
         deployment = dataclasses.replace(deployment, claim=_start_ray(home, display))
         try:

@@ -19,7 +19,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):
-    """Somebody asked this process to stop. No ``Exception``: nothing on the way may swallow it."""
+    """A signal asked this process to stop. Not an ``Exception``, so that no handler on the way swallows it."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal.Signals(signal_number).name)
@@ -27,12 +27,12 @@ class Stopped(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """What shells expect of a process that a signal ended."""
+        """The exit code that shells expect from a process that a signal ended."""
         return 128 + self.signal_number
 
 
 def raise_stopped(signal_number: int, _frame: FrameType | None) -> None:
-    """A signal handler; further signals are ignored, so that stopping is not interrupted."""
+    """A signal handler that raises ``Stopped``. Further signals are ignored, so that they do not interrupt the stop."""
     _ignore_all()
     raise Stopped(signal_number)
 
@@ -43,9 +43,9 @@ def _ignore_all() -> None:
 
 
 def stop_on_signals() -> None:
-    """Install the handlers; again after a library installed its own.
+    """Install the handlers. Call it again after a library has installed its own.
 
-    Under `nohup`, which ignores SIGHUP for what it starts, a terminal that closes stops nothing.
+    Under `nohup`, where SIGHUP is ignored, closing the terminal does not stop the process.
     """
     for number in STOP_SIGNALS:
         if not (number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN):
@@ -53,21 +53,21 @@ def stop_on_signals() -> None:
 
 
 def leave(exit_code: int) -> NoReturn:
-    """End this process after its exit handlers, without taking the interpreter apart.
+    """End this process after its exit handlers, without the interpreter's normal shutdown.
 
-    A library that a signal interrupted, such as Ray while it starts, may have native threads that crash when what they
-    use is freed.
+    If a signal interrupted a library, such as Ray during its start, the library's native threads may crash when the
+    shutdown frees objects that they use.
     """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+        with contextlib.suppress(OSError, ValueError):  # the reader is gone, or the stream is closed
             stream.flush()
     os._exit(exit_code)
 
 
 @contextmanager
 def holding_signals() -> Iterator[None]:
-    """Stop after a piece of work that must not be interrupted, such as imports: some swallow what a handler raises."""
+    """Delay a stop until the end of uninterruptible work, such as imports: some swallow a handler's exception."""
     held: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _: held.append(number))
@@ -85,10 +85,10 @@ def holding_signals() -> Iterator[None]:
 
 @contextmanager
 def ending_event_loops() -> Iterator[None]:
-    """Stop what runs in here, event loops included, which log what their callbacks raise and go on: all but
-    ``SystemExit`` and ``KeyboardInterrupt``.
+    """Stop everything that runs in this block on a signal, including event loops: they log all exceptions of their
+    callbacks and go on, except for ``SystemExit`` and ``KeyboardInterrupt``.
 
-    For loops whose work nobody needs any more; for one that is to clean up there is :func:`run_until_stopped`.
+    Use it for loops whose work can be dropped. For a loop that must clean up, use :func:`run_until_stopped`.
 
     Raises:
         Stopped: A signal came.
@@ -106,7 +106,7 @@ def ending_event_loops() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if came:  # whatever became of it on the way
+        if came:  # even if the exception was swallowed or replaced on the way
             raise Stopped(came[0]) from None
         raise
     finally:
@@ -117,7 +117,7 @@ def ending_event_loops() -> Iterator[None]:
 
 @contextmanager
 def ignoring_signals() -> Iterator[None]:
-    """Let a bounded piece of cleaning up finish."""
+    """Ignore signals during a bounded piece of clean-up."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
     try:
         yield
@@ -127,9 +127,9 @@ def ignoring_signals() -> Iterator[None]:
 
 
 async def run_until_stopped(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Await ``coroutine``, or cancel it when a signal comes, and wait until it has cleaned up.
+    """Await ``coroutine``. When a signal comes, cancel it, and wait until it has cleaned up.
 
-    In an event loop a handler that raises ends whichever task runs just then, and no other.
+    Raising in a signal handler would not do: in an event loop that only ends the task that happens to run.
 
     Raises:
         Stopped: A signal came.

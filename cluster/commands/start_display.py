@@ -1,4 +1,4 @@
-"""Shows on a terminal, or line by line elsewhere, how far a starting cluster is."""
+"""Shows the progress of a starting cluster: as bars on a terminal, elsewhere line by line."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from cluster.serve.start_report import StartReport
 
 LINE_PERIOD_S = 10.0
-"""Elsewhere than on a terminal, how often there is a line about a stage that goes on and says how far it is."""
+"""How often, if the output is not a terminal, a line about the progress of a stage is printed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Pace:
-    """A stage as it was seen first, and when it was told of last."""
+    """The first progress seen of a stage, and when it was last printed."""
 
     stage: str
     since_s: float
@@ -27,7 +27,7 @@ class _Pace:
     told_at_s: float
 
     def left(self, *, done: int, total: int, now_s: float) -> str:
-        """How long the rest takes, at the pace so far; empty where that is not known."""
+        """A text with the time left at the present pace; empty if it is not known."""
         more, passed_s = done - self.first_done, now_s - self.since_s
         if more <= 0 or passed_s <= 0 or done >= total:
             return ""
@@ -36,7 +36,7 @@ class _Pace:
 
 
 class StartDisplay:
-    """One bar for the whole, and one for each worker that said something."""
+    """One bar for the whole cluster, and one for each worker that has reported."""
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -65,14 +65,14 @@ class StartDisplay:
         self._progress.stop()
 
     def stage(self, text: str) -> None:
-        """Say what happens now."""
+        """Show the current stage of the start."""
         self._show("baton", text)
 
     def workers(self, reports: Sequence[StartReport], status: str) -> None:
-        """Show what every worker said last; fits ``deployment.Progress``."""
+        """Show the last report of every worker. Its type is ``deployment.Progress``."""
         for report in sorted(reports, key=lambda item: (item.role, item.replica_id)):
             self._show(f"{report.role} {report.replica_id}", report.stage, done=report.done, total=report.total)
-        if status == "RUNNING" and not reports:  # nobody had to start
+        if status == "RUNNING" and not reports:  # no worker had to start
             self._show("baton", "workers and router run")
             return
         num_ready = sum(report.stage == "ready" for report in reports)

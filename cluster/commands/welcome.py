@@ -12,7 +12,7 @@ from router.host_rule import is_loopback_name
 
 
 def welcome(config: BatonConfig, model: ServedModel, *, logs: str) -> str:
-    """What is served where, where its processes write their logs, and a command that proves it."""
+    """The model, its URL, the place of the logs, and a command with which to try it."""
     url = base_url(config)
     body = json.dumps({"model": model.name, "messages": [{"role": "user", "content": model.example_question}]})
     pools = f"{config.prefill_replicas} prefill, {config.decode_replicas} decode, {config.router_replicas} router"
@@ -30,7 +30,7 @@ def welcome(config: BatonConfig, model: ServedModel, *, logs: str) -> str:
 
 
 def open_api_warning(config: BatonConfig) -> str | None:
-    """What to know of an API that is open to other machines and asks for no key."""
+    """The warning for an API that is open to other machines and asks for no key; otherwise None."""
     if is_loopback_name(config.host) or config.security_settings().loaded().api_keys:
         return None
     pages = "" if config.security_settings().allowed_hosts else ", and any web page that they visit,"

@@ -1,4 +1,4 @@
-"""`baton whatif`: what layouts would make of a load, without a cluster."""
+"""`baton whatif`: how layouts would serve a load, without a cluster."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from simulation.whatif.source import DescribedSource, Source, TraceSource
 DEFAULT_SECONDS = 60.0
 
 RECORDED = "recorded"
-"""The row of what recorded requests really got."""
+"""The name of the row with what recorded requests really got."""
 
 
 class WhatIfError(ValueError):
@@ -71,10 +71,10 @@ class WhatIfOptions:
         return Promise(ttft_ms=self.ttft_ms, itl_ms=self.itl_ms)
 
     def source(self) -> Source:
-        """The load that was asked for.
+        """The requested load.
 
         Raises:
-            WhatIfError: Two were, or none.
+            WhatIfError: The flags name two loads, or none.
         """
         if self.trace is not None and self.recorded is not None:
             raise WhatIfError("--trace and --recorded are two loads: give one of them")
@@ -100,18 +100,18 @@ class WhatIfOptions:
         return RecordedSource(requests=tuple(self.recorded), part=part)
 
     def found_calibration(self) -> Calibration:
-        """What workers are: what a cluster reported of its own, or what goes by a name or lies in a file.
+        """The calibration of workers: as a cluster reports it, by its name, or from a file.
 
         Raises:
-            MachineFileError: There is none; names what is wrong.
+            MachineFileError: There is none; the message says what is wrong.
         """
         return self.calibration if isinstance(self.calibration, Calibration) else find_calibration(self.calibration)
 
     def check(self) -> None:
-        """Raise what is wrong with the flags.
+        """Check the flags.
 
         Raises:
-            WhatIfError: Something is.
+            WhatIfError: A flag is wrong.
         """
         if self.is_search and self.layouts is not None:
             raise WhatIfError(
@@ -143,7 +143,7 @@ def whatif(options: WhatIfOptions, output: Console, progress: Console) -> bool:
     """Answer the question: a table, and the files that were asked for. False if a search found nothing.
 
     Raises:
-        WhatIfError: The question is wrong; says what about it.
+        WhatIfError: The question is wrong; the message says why.
     """
     try:
         options.check()
@@ -199,7 +199,7 @@ def _answer(
 
 
 def table_of(tried: Sequence[Verdict], best: Verdict | None, real: Figures | None = None) -> Table:
-    """A row for each layout, behind one of what the requests ``real``ly got; the one that was searched is marked."""
+    """A table with a row per layout, after a row of ``real`` figures, if there are any. ``best`` is marked."""
     table = Table(box=None, pad_edge=False)
     table.add_column("layout", no_wrap=True)
     names = ("kept %", "good/s", "TTFT50", "90 ms", "gap50", "99 ms", "busy %", "hours", "cost")
@@ -231,7 +231,7 @@ def notes(
     best: Verdict | None,
     real: Figures | None,
 ) -> list[str]:
-    """What to know of the table: the load, the search's answer, failed requests, and how far off it may be."""
+    """Notes on the table: the load, the result of the search, failed requests, and the size of possible errors."""
     num_requests = tried[0].figures.num_requests
     requests = f"{num_requests} request{'' if num_requests == 1 else 's'}"
     lines = [f"{requests}; workers: {calibration.origin or calibration.machine.name}"]

@@ -17,18 +17,18 @@ from cluster.commands.signals import run_until_stopped
 
 
 def chaos(url: str, path: Path, console: Console, *, api_key: str = "", json_file: Path | None = None) -> bool:
-    """Run a scenario and print what came of it.
+    """Run a scenario and print its report.
 
     Returns:
         True when all checks hold.
 
     Raises:
-        ScenarioError: It is none, or cannot be run here.
+        ScenarioError: The file is not a scenario, or the scenario cannot be run here.
         httpx.HTTPError: The cluster does not answer, or refuses.
     """
     tell = teller(console)
     if json_file is not None:
-        with writing(json_file), json_file.open("a"):  # now, and not after minutes of load
+        with writing(json_file), json_file.open("a"):  # so that it fails now, and not after minutes of load
             pass
     runner = ChaosRunner(load_scenario(path), url=url, headers=bearer(api_key), tell=tell)
     report = asyncio.run(run_until_stopped(runner.run()))
@@ -41,7 +41,7 @@ def chaos(url: str, path: Path, console: Console, *, api_key: str = "", json_fil
 
 
 def teller(console: Console) -> Callable[[str], None]:
-    """What prints lines as they are; only a terminal's are broken to fit."""
+    """A function that prints lines. They are wrapped only on a terminal."""
 
     def tell(line: str) -> None:
         console.print(line, highlight=False, markup=False, emoji=False, soft_wrap=not console.is_terminal)
@@ -51,10 +51,10 @@ def teller(console: Console) -> Callable[[str], None]:
 
 @contextmanager
 def writing(file: Path) -> Iterator[None]:
-    """Name the file that cannot be written.
+    """Turn an error while writing a file into a message that names the file.
 
     Raises:
-        ScenarioError: It cannot.
+        ScenarioError: The file cannot be written.
     """
     try:
         yield

@@ -23,7 +23,7 @@ COMMANDS = {
     "with the whole conversation; where that outgrows the model's context, its oldest turns are left out.",
     NEW: "A new conversation.",
 }
-"""Lines that are answered here, and with what."""
+"""Input lines that are answered locally, and the answers."""
 
 LEFT_OUT = "(the conversation has outgrown the model's context: its oldest turns are left out)"
 CONTEXT_FULL = "context_length_exceeded"
@@ -38,14 +38,14 @@ class ContextFullError(ChatError):
 
 
 class ChatInputError(Exception):
-    """What was typed or piped in is no text."""
+    """The input is not valid text."""
 
 
 def chat(url: str, console: Console, *, api_key: str = "") -> None:
     """Read lines and print answers until the end of the input.
 
     Raises:
-        ChatInputError: A line is no text.
+        ChatInputError: A line is not valid text.
         httpx.HTTPError: The cluster does not answer, or not well.
     """
     with httpx.Client(base_url=url, headers=bearer(api_key), timeout=TIMEOUT, trust_env=False) as client:
@@ -69,7 +69,7 @@ def chat(url: str, console: Console, *, api_key: str = "") -> None:
 
 
 def answer_in_context(client: httpx.Client, model: str, messages: list[dict[str, str]], console: Console) -> str:
-    """Print and return an answer. The oldest turns are taken out of ``messages`` until the rest fits.
+    """Print and return an answer. The oldest turns are removed from ``messages`` until the rest fits.
 
     Raises:
         ChatError: The answer ended with an error, or the last question does not fit alone.
@@ -89,7 +89,7 @@ def answer_in_context(client: httpx.Client, model: str, messages: list[dict[str,
 
 
 def greeting(model: str) -> str:
-    """What is said first; the built-in model knows so little that it has to be told what to ask."""
+    """The first line. It suggests a question to the user of the built-in model, which knows very little."""
     lines = [f"Talking to {model}. An empty line or Ctrl-D ends, /new begins anew, /help says more."]
     if model == BUILTIN_MODEL_NAME:
         lines += ["It recalls what it was told, repeats lists, counts, adds and tells stories. Try:", BUILTIN_QUESTION]

@@ -1,4 +1,4 @@
-"""What a running cluster recorded of its requests, and what its workers report, for `baton whatif`."""
+"""A running cluster's records of its requests, and the reports of its workers, for `baton whatif`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from simulation.whatif.reported import ReportedWorker
 
 TIMEOUT_S = 30.0
 NUM_ASKED = 500
-"""As many as a cluster lists at once."""
+"""The most records that a cluster returns at once."""
 
 _WORKERS = TypeAdapter(list[ReportedWorker])
 
 
 def recorded_requests(url: str, *, api_key: str = "") -> list[RecordedRequest]:
-    """The last requests that ended well, oldest first; all with an admin key, otherwise one's own.
+    """The last requests that ended well, oldest first: all requests with an admin key, otherwise those of the key.
 
     Raises:
-        httpx.HTTPError: The cluster does not answer, or is none.
+        httpx.HTTPError: The cluster does not answer, or is not one of Baton's.
     """
     with httpx.Client(base_url=url, headers=bearer(api_key), timeout=TIMEOUT_S, trust_env=False) as client:
         rows = answer_of(client.get("/v1/requests", params={"limit": NUM_ASKED}), "data")["data"]
@@ -37,7 +37,7 @@ def recorded_requests(url: str, *, api_key: str = "") -> list[RecordedRequest]:
 
 
 def _recorded(row: dict[str, Any]) -> Iterator[RecordedRequest]:
-    """A request for each prompt of a body; how the tokens came is told of the first choice of the first one."""
+    """One request per prompt of a body. Token times are recorded only for the first choice of the first prompt."""
     at_s = float(row["started_unix_s"])
     choices = [(int(num_prompt), int(num_output)) for num_prompt, num_output in row["choices"]]
     firsts = [index for index, (num_prompt, _) in enumerate(choices) if num_prompt]
@@ -55,10 +55,10 @@ def _recorded(row: dict[str, Any]) -> Iterator[RecordedRequest]:
 
 
 def reported_workers(url: str, *, api_key: str = "") -> list[ReportedWorker]:
-    """What the workers say of themselves that answer the cluster now.
+    """The reports of the workers that answer now.
 
     Raises:
-        httpx.HTTPError: The cluster does not answer, or is none.
+        httpx.HTTPError: The cluster does not answer, or is not one of Baton's.
     """
     with httpx.Client(base_url=url, headers=bearer(api_key), timeout=TIMEOUT_S, trust_env=False) as client:
         pools = answer_of(client.get("/status"), "pools")["pools"]

@@ -37,7 +37,7 @@ RARE_TOTALS = (
     *("failed", "invalid", "refused", "prefill_retries", "migrations", "drain_moves"),
     *("gap_moves", "kv_moves", "queue_moves", "ordered_moves", "failed_moves", "leaning_changes"),
 )
-"""Those told only once there are any."""
+"""Totals that are shown only when they are not zero."""
 
 
 def status(url: str, console: Console, *, as_json: bool, api_key: str = "") -> None:
@@ -59,13 +59,13 @@ def status(url: str, console: Console, *, as_json: bool, api_key: str = "") -> N
 
 
 def totals_line(totals: dict[str, Any]) -> str:
-    """What was counted since the start."""
+    """The totals since the start, as one line."""
     names = [*(name for name in TOTALS if name in totals), *(name for name in RARE_TOTALS if totals.get(name))]
     return ", ".join(f"{name} {totals[name]:,}" for name in names)
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Print a table whole: where it is wider than the console, the terminal may wrap it, but no title is cut."""
+    """Print a table at full width. If it is wider than the console, the terminal wraps it, and no title is cut."""
     needed = Measurement.get(console, console.options.update(max_width=MAX_WIDTH), table).maximum
     console.width = max(needed, console.width)
     console.print(table)
@@ -86,12 +86,12 @@ def status_table(answer: dict[str, Any]) -> Table:
 
 
 def pool_and_leaning(pool: str, leaning: str | None) -> str:
-    """The pool of a worker, and what it leans to where that is another role's work."""
+    """The pool of a worker, and the role that it leans to, if that is another one."""
     return pool if leaning in (None, pool) else f"{pool}→{leaning}"
 
 
 def cell(value: object) -> str:
-    """A value as people read it; shares as percentages."""
+    """A value in readable form; shares as percentages."""
     if value is None:
         return "-"
     return f"{value:.1%}" if isinstance(value, float) else str(value)

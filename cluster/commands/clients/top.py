@@ -24,7 +24,7 @@ from router.live.merge_patch import apply_patch
 
 EVENTS_PATH = "/admin/events"
 TIMEOUT = httpx.Timeout(10.0)
-"""A second passes between two events at most, so a cluster that says nothing for longer is gone."""
+"""Events are at most a second apart, so a cluster that sends none for this long is gone."""
 
 RECONNECT_TIMEOUT_S = 10.0
 """A router that died is replaced within this time; a cluster that ended never is."""
@@ -59,7 +59,7 @@ class Seen(NamedTuple):
 
 
 def top(url: str, console: Console, *, api_key: str = "") -> None:
-    """Show the cluster at ``url`` until q is pressed; print it once where nobody looks at a terminal.
+    """Show the cluster at ``url`` until q is pressed. If the output is not a terminal, print it once.
 
     Raises:
         httpx.HTTPError: It does not answer, or not well.
@@ -80,10 +80,10 @@ def watch(
     pause: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Generator[Seen, None, None]:
-    """The cluster after each event; where the stream breaks, what was seen last, until there is more.
+    """The cluster after each event. While the stream is broken, the last state is repeated.
 
     Raises:
-        ClusterGoneError: There was none for ``RECONNECT_TIMEOUT_S``.
+        ClusterGoneError: The cluster did not answer for ``RECONNECT_TIMEOUT_S``.
         httpx.HTTPError: The cluster did not answer the first time, or not well.
     """
     seen, lost_s = None, None
@@ -119,7 +119,7 @@ def _show(views: Iterable[Seen], console: Console) -> None:
 
 @contextmanager
 def keys() -> Iterator[Any]:
-    """Keys without Enter; yields what says whether q was pressed. The terminal is as before afterwards."""
+    """Read keys without Enter; yields a function that says whether q was pressed. Restores the terminal afterwards."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
 
@@ -140,7 +140,7 @@ def follow(lines: Iterable[str]) -> Generator[Seen, None, None]:
     """The cluster after each event of a stream.
 
     Raises:
-        httpx.HTTPError: The stream is none of a cluster's.
+        httpx.HTTPError: The stream is not a cluster's.
     """
     name, seen = "", None
     for line in lines:
@@ -164,7 +164,7 @@ def _after(seen: Seen | None, name: str, told: Mapping[str, Any]) -> Seen:
 
 
 def screen(seen: Seen, *, width: int, max_entries: int) -> RenderableType:
-    """What is shown: figures, a line for each worker, and what happened last, the newest first."""
+    """The screen: figures, a line per worker, and the last events, newest first."""
     state = seen.state
     entries = list(seen.timeline)[-max_entries:][::-1]
     return Group(
@@ -216,7 +216,7 @@ def _workers(state: Mapping[str, Any], *, width: int) -> Table:
 
 
 def bar(kv: Mapping[str, int]) -> Text:
-    """Whose a worker's blocks are, in ``BAR_CELLS`` cells; an owner with any block has one cell at least."""
+    """A bar of ``BAR_CELLS`` cells that shows who holds a worker's blocks. Every owner has at least one cell."""
     text, total = Text(), max(kv["total"], 1)
     for owner, sign, colour in _OWNERS:
         cells = round(BAR_CELLS * kv[owner] / total) or int(kv[owner] > 0)

@@ -41,7 +41,7 @@ def trace(url: str, request_id: str, console: Console, *, as_json: bool, api_key
 
 
 def print_waterfall(answer: dict[str, Any], console: Console) -> None:
-    """A line a part, each with its place in the whole; then what was chosen and why, and the gaps between tokens."""
+    """Print one line per part with its place in the whole; then the choice and its reason, and gaps between tokens."""
     tokens = f"{answer['prompt_tokens']} + {answer['completion_tokens']} tokens, {answer['cached_tokens']} cached"
     head = f"{answer['id']}  {answer['state']}  {answer['endpoint']}  {tokens}"
     console.print(Text(head), soft_wrap=True)
@@ -91,7 +91,7 @@ def in_order(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def detail_of(span: dict[str, Any]) -> str:
-    """What a worker's step computed, or how much KV it read and from whom."""
+    """What a worker's step computed, or how much KV was read from which worker."""
     told = span["attributes"]
     if span["name"] == "step":
         steps = f" in {told['steps']} steps" if "steps" in told else ""
@@ -107,7 +107,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def bar_of(start_ms: float, duration_ms: float, *, total_ms: float, width: int = BAR_WIDTH) -> str:
-    """Where a part lies in the whole; a part of no length is one character."""
+    """The place of a part in the whole as a bar; a part of no length is one character wide."""
     scale = width / total_ms if total_ms > 0 else 0.0
     begin = min(int(start_ms * scale), width - 1)
     end = min(max(round((start_ms + duration_ms) * scale), begin + 1), width)
@@ -115,7 +115,7 @@ def bar_of(start_ms: float, duration_ms: float, *, total_ms: float, width: int =
 
 
 def trouble_of(span: dict[str, Any]) -> str:
-    """What went wrong in a part; empty where nothing did."""
+    """What went wrong in a part; empty if nothing did."""
     attributes = span["attributes"]
     if span["name"] == "refused":
         return f"refused with {attributes['status']} {attributes['code']}: {attributes['reason']}"
@@ -124,7 +124,7 @@ def trouble_of(span: dict[str, Any]) -> str:
 
 
 def choice_line(choice: dict[str, Any]) -> str:
-    """What was chosen, why, what was predicted, and the best of what else there was."""
+    """The choice, its reason and predictions, and the best alternative, as one line."""
     line = f"choice at {choice['at_ms']:,.1f} ms: {_plan(choice['chosen'])}, {choice['reason']}"
     if choice["predicted_ttft_ms"] is not None:
         line += f", first token predicted in {choice['predicted_ttft_ms']:,.1f} ms"
@@ -146,7 +146,7 @@ def _prediction(option: dict[str, Any]) -> str:
 
 
 def requests_table(rows: list[dict[str, Any]]) -> Table:
-    """The last requests, newest first: ids are whole, so that one can be asked for."""
+    """A table of the last requests, newest first. Ids are not cut, so that they can be used to ask for a trace."""
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("id", overflow="fold")
     for title in ("state", "total ms", "first ms", "tokens"):

@@ -55,7 +55,7 @@ def drain(url: str, replica: str, console: Console, *, api_key: str = "", wait_s
 
 
 def progress(row: Mapping[str, Any], *, passed_s: float, limit_s: float | None) -> str:
-    """What the worker still has, and when that is cut off at the latest."""
+    """The work that the worker still has, and the latest time when it is cut off."""
     parts = [
         f"{row[name]} {what}"
         for name, what in (
@@ -72,7 +72,7 @@ def progress(row: Mapping[str, Any], *, passed_s: float, limit_s: float | None) 
 
 
 def _limit_s(client: httpx.Client) -> float | None:
-    """``health.drain_timeout_s`` of the cluster; None where it does not tell its settings."""
+    """``health.drain_timeout_s`` of the cluster; None if the cluster does not show its settings."""
     answer = client.get("/server_info")
     health = (answer.json().get("config") or {}).get("health") if answer.is_success else None
     return None if health is None else float(health["drain_timeout_s"])
