@@ -1,1 +1,1 @@
-"""A cluster whose workers compute nothing: the real router and schedulers on a clock that jumps from event to event."""
+"""A simulated cluster: real routers and schedulers, workers that compute nothing, a clock that jumps to each event."""

@@ -1,4 +1,4 @@
-"""How much a machine can serve of each mix of requests, from which loads of any weight are made."""
+"""The capacity of a machine for each mix of requests. Loads are scaled by it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from simulation.machine import Machine
 from simulation.virtual_loop import run_virtually
 
 CONCURRENCY = 4
-"""Requests that one worker has at a time."""
+"""Concurrent requests at one worker."""
 
 NUM_REQUESTS = 80
 
 
 def measure_capacity(machine: Machine) -> dict[str, float]:
-    """Requests a second of each mix that one worker serves to ``CONCURRENCY`` clients that are never idle."""
+    """Requests per second of each mix that one worker serves to ``CONCURRENCY`` clients without pauses."""
     return {mix: run_virtually(_serve(machine, mix)) for mix in MIXES}
 
 

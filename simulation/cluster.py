@@ -37,14 +37,14 @@ from simulation.worker_spec import WorkerSpec
 
 
 class VirtualBoard:
-    """Implements ``LeaningBoard``: what routers know of each other, at once. No operator orders anything."""
+    """Implements ``LeaningBoard``: routers know of each other's changes at once, and there are no operator's orders."""
 
     def __init__(self, num_routers: int) -> None:
         self.router_ids = [f"router-{number}" for number in range(num_routers)]
         self.leaning_notes: list[LeaningNote] = []
 
     def live_router_ids(self) -> Collection[str]:
-        """All of them."""
+        """The ids of all routers."""
         return self.router_ids
 
     def note_leaning(self, change: LeaningNote) -> None:
@@ -60,7 +60,7 @@ class VirtualBoard:
 
 
 class VirtualRouter:
-    """The router's two pools and its requests, without HTTP and text."""
+    """A router with its two pools and its requests, without HTTP and text."""
 
     def __init__(
         self, pools: Mapping[str, VirtualPool], layout: Layout, *, router_id: str, board: VirtualBoard
@@ -97,7 +97,7 @@ class VirtualRouter:
         self._refreshing: asyncio.Task[None] | None = None
 
     def role_views(self) -> Sequence[RoleReplicas]:
-        """The workers as this router knows them, by their roles."""
+        """The workers as this router knows them, by role."""
         return role_views(self._links)
 
     async def start(self) -> None:
@@ -121,7 +121,7 @@ class VirtualRouter:
             await link.pool.close()
 
     def hear_late_loads(self) -> None:
-        """Take in what workers did not tell because they make many steps in one: a request is to be placed."""
+        """Update the loads of workers that make several decode steps in one, before a request is placed."""
         for role, link in self._links.items():
             for name, worker in self._workers[role].items():
                 load = worker.late_load()
@@ -137,7 +137,7 @@ class VirtualRouter:
 
 
 class VirtualCluster:
-    """Workers and routers of a layout; to be made and used on a ``VirtualLoop``."""
+    """The workers and routers of a layout. It must be made and used on a ``VirtualLoop``."""
 
     def __init__(self, layout: Layout, *, seed: int = 0) -> None:
         self.layout = layout
@@ -178,13 +178,13 @@ class VirtualCluster:
         return worker
 
     def add_worker(self, role: str) -> VirtualWorker:
-        """One worker more, which routers meet when they look next."""
+        """Add a worker. Routers find it at their next refresh."""
         worker = self._worker(role, self.layout.prefill if role == "prefill" else self.layout.decode)
         self.pools[role].workers[worker.spec.name] = worker
         return worker
 
     def _next_host(self, machine: Machine) -> Host:
-        """Workers fill hosts in the order in which they are made."""
+        """The host for the next worker: hosts are filled one after another."""
         if self._num_on_host >= machine.workers_per_host:
             self._num_hosts, self._num_on_host = self._num_hosts + 1, 0
             self._host = Host(self._address())
@@ -199,18 +199,18 @@ class VirtualCluster:
         await asyncio.gather(*(router.start() for router in self.routers))
 
     async def close(self) -> None:
-        """End all that goes on."""
+        """Close all routers and workers."""
         await asyncio.gather(*(router.close() for router in self.routers))
         for worker in self.workers.values():
             worker.close()
 
     async def send(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
-        """Send every request at its time from now on, and wait for every answer."""
+        """Send each request at its time, counted from now, and wait for all answers."""
         started_s = asyncio.get_running_loop().time()
         return await asyncio.gather(*(self.ask(arrival, sent_s=started_s + arrival.at_s) for arrival in arrivals))
 
     async def ask(self, arrival: Arrival, *, sent_s: float | None = None) -> Outcome:
-        """Send a request, now unless it is said when, to the router whose turn it is, and wait for the answer."""
+        """Send a request to the next router in turn, now or at ``sent_s``, and wait for the answer."""
         router, number = next(self._turns), next(self._numbers)
         loop, model = asyncio.get_running_loop(), self.layout.decode.machine.router
         sent_s = loop.time() if sent_s is None else sent_s
@@ -247,7 +247,7 @@ class VirtualCluster:
         return outcome
 
     async def _read(self, generation: Generation, outcome: Outcome) -> Outcome:
-        """Take note of the tokens of one choice as they come."""
+        """Record the tokens of one choice as they arrive."""
         loop, message_s = asyncio.get_running_loop(), self.layout.decode.machine.router.message_s
         generation.mailbox.joins_deltas = True
         try:
@@ -264,7 +264,7 @@ class VirtualCluster:
         return outcome
 
     async def rest(self) -> None:
-        """Return when no worker holds anything for anybody."""
+        """Return when no worker holds anything for a request."""
         for worker in self.workers.values():
             await worker.rest()
 
@@ -282,9 +282,9 @@ async def virtual_cluster(layout: Layout, *, seed: int = 0) -> AsyncIterator[Vir
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a load did to a layout. ``busy_s`` is how long each worker computed, ``took_s`` how long that was simulated
-    for in real seconds, ``virtual_s`` how long it was in virtual ones, ``started_s`` when the load began in these.
-    ``busy_in_s``: what all workers computed in steps that began in a virtual second.
+    """The result of a load on a layout. ``busy_s`` is how long each worker computed. ``took_s`` is the real duration of
+    the simulation, ``virtual_s`` the virtual one, and ``started_s`` the virtual time when the load began.
+    ``busy_in_s``: for each virtual second, how long all workers computed in steps that began in it.
     """
 
     outcomes: Sequence[Outcome]
@@ -296,13 +296,14 @@ class Run:
 
 
 def simulate(layout: Layout, arrivals: Sequence[Arrival], *, seed: int = 0, warm_up: Sequence[Arrival] = ()) -> Run:
-    """Serve a load by a layout, behind another one that does not count and from which workers learn what steps take.
+    """Serve a load with a layout. Before it, ``warm_up`` is served, which does not count: from it workers learn how
+    long steps take.
 
-    The same arguments give the same run, to the last digit.
+    The same arguments give exactly the same run, to the last digit.
     """
 
     async def serve() -> Run:
-        random.seed(seed)  # what random policies draw from
+        random.seed(seed)  # for random routing policies
         began_s = time.perf_counter()
         async with virtual_cluster(layout, seed=seed) as cluster:
             await cluster.send(warm_up)
@@ -331,5 +332,5 @@ def simulate(layout: Layout, arrivals: Sequence[Arrival], *, seed: int = 0, warm
 
 
 def choices_of(layout: Layout, arrivals: Sequence[Arrival]) -> contextlib.AbstractContextManager[None]:
-    """Around the simulation of a load: where requests are placed by what is predicted, how that is computed."""
+    """A context for the simulation of a load. If requests are placed by predictions, it sets how these are computed."""
     return MACHINE_CODE.for_choices(len(arrivals) if layout.settings.is_elastic else 0, layout.num_workers)

@@ -1,4 +1,4 @@
-"""Fits the prices of steps to steps that were measured."""
+"""Fits a model of step times to measured steps. A price is the time of one unit of work."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from engine.contract.step_time import StepTimeModel, StepWork
 
 NUM_PASSES = 3
 TOLERANCE = 1.5
-"""Steps that are off by more than so many times the usual error count less: something else delayed them."""
+"""Steps whose error is more than this many times the usual one get less weight: something else delayed them."""
 
 FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSample:
-    """What a step computed, and how long it took."""
+    """The work of a step, and its time."""
 
     work: StepWork
     seconds: float
 
 
 def fit_step_time(samples: Sequence[StepSample]) -> StepTimeModel:
-    """The prices, none negative, whose sums come nearest to the times of some steps, each as a share of its time."""
+    """The non-negative prices that fit the step times best, by relative error."""
     if not samples:
         raise ValueError("there are no steps to fit prices to")
     work = np.array([_terms(sample.work) for sample in samples])
@@ -51,7 +51,7 @@ def fit_step_time(samples: Sequence[StepSample]) -> StepTimeModel:
 
 
 def log_spread(samples: Sequence[StepSample], model: StepTimeModel) -> float:
-    """Standard deviation of the logarithms of times over predicted ones: the noise of steps."""
+    """The noise of steps: standard deviation of the logarithm of measured time divided by predicted time."""
     logs = [math.log(sample.seconds / model.seconds(sample.work)) for sample in samples]
     return statistics.pstdev(logs) if len(logs) > 1 else 0.0
 
@@ -61,7 +61,7 @@ def _terms(work: StepWork) -> tuple[float, ...]:
 
 
 def _nonnegative(terms: FloatArray, goal: FloatArray) -> FloatArray:
-    """The nonnegative least-squares solution: of all subsets of prices the one that fits best without the others."""
+    """The non-negative least-squares solution: the best one over all subsets of prices, with the others at 0."""
     scale = np.maximum(np.abs(terms).max(axis=0), 1e-300)
     scaled = terms / scale
     best, best_loss = np.zeros(terms.shape[1]), math.inf

@@ -1,4 +1,4 @@
-"""How the workers of a virtual cluster are divided, and by what settings they and the routers work."""
+"""The layout of a virtual cluster: its pools of workers, and the settings of workers and routers."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from router.settings import RouterSettings
 from simulation.machine import Machine
 
 EVERY_PROMPT = 1 << 20
-"""``local_prefill_tokens`` of a cluster in which decode workers compute all prompts."""
+"""``local_prefill_tokens`` for a cluster in which decode workers compute all prompts."""
 
 NO_BOUND = 1 << 20
 ROUTER = RouterSettings(
     max_num_requests=NO_BOUND, max_num_queued=NO_BOUND, default_timeout_s=3600.0, max_write_delay_s=0.0, roles="fixed"
 )
-"""Routers that refuse nobody: what a load needs shows in its times. They write each token at once: there are as many of
-them as that takes.
+"""Routers that refuse no request, so that overload shows in the times. They write each token at once: it is assumed
+that there are enough routers for that.
 """
 
 LARGE_CHUNK = SchedulerConfig().max_num_batched_tokens
 MAX_NUM_SEQS = SchedulerConfig().max_num_seqs
 SMALL_CHUNK = 128
 REPORTING_WORKERS = 16
-"""So many workers report as often as deployed ones."""
+"""Up to this many workers report as often as deployed ones."""
 
 MAX_REPORT_FACTOR = 4.0
 MAX_JUMP = 4096
-"""Decode steps that are simulated in one."""
+"""The most decode steps that are simulated as one."""
 
 
 class LayoutError(ValueError):
-    """A layout cannot serve."""
+    """A layout that cannot serve requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """The workers of one role. ``chunk`` is the most tokens that a step computes.
 
-    ``jump`` is how many decode steps are simulated in one at most, where nothing can change between them: it changes
-    how long a simulation takes, and not what comes of it.
-    ``tells_cache``: whether what is cached here could change where requests go.
+    ``jump`` is the most decode steps that are simulated as one, if nothing can change between them. It affects only the
+    simulation's duration, not its result.
+    ``tells_cache``: whether the prefix cache of these workers could affect where requests go.
     """
 
     num_workers: int
@@ -52,7 +52,7 @@ class Pool:
 
     @property
     def most_running(self) -> int:
-        """Requests that a worker runs at a time, at most."""
+        """The most requests that a worker runs at a time."""
         return min(self.chunk, MAX_NUM_SEQS)
 
     def scheduler(self, *, tells_cache: bool) -> SchedulerConfig:
@@ -68,7 +68,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A cluster: how many workers of each role, on which machines, behind how many routers, and what these promise."""
+    """A cluster: the pools of workers, their machines, the number of routers, and what the routers promise."""
 
     name: str
     prefill: Pool
@@ -87,18 +87,18 @@ class Layout:
 
     @property
     def num_workers(self) -> int:
-        """All of them."""
+        """The number of all workers."""
         return self.prefill.num_workers + self.decode.num_workers
 
 
 def _router(num_workers: int) -> RouterSettings:
-    """Routers to which idle workers of a large cluster report less often: nothing goes by these reports there."""
+    """Router settings. In large clusters idle workers report less often, since nothing depends on these reports."""
     late = min(max(1.0, num_workers / REPORTING_WORKERS), MAX_REPORT_FACTOR)
     return replace(ROUTER, report_period_s=late * ROUTER.report_period_s)
 
 
 def apart(num_prefill: int, num_decode: int, machine: Machine, *, chunk: int = LARGE_CHUNK) -> Layout:
-    """Workers that only compute prompts, and others that only go on with them."""
+    """A layout of workers that only prefill, and others that only decode."""
     if num_prefill < 1:
         raise LayoutError("workers that stand apart are at least one of each kind")
     return Layout(
@@ -110,7 +110,7 @@ def apart(num_prefill: int, num_decode: int, machine: Machine, *, chunk: int = L
 
 
 def unified(num_workers: int, machine: Machine, *, chunk: int = LARGE_CHUNK) -> Layout:
-    """Workers that each compute the prompts of their own requests, ``chunk`` tokens a step."""
+    """A layout of workers that prefill and decode their own requests, with ``chunk`` tokens per step."""
     size = "" if chunk == LARGE_CHUNK else f"_chunk_{chunk}"
     return Layout(
         name=f"unified_{num_workers}{size}",
@@ -121,7 +121,7 @@ def unified(num_workers: int, machine: Machine, *, chunk: int = LARGE_CHUNK) -> 
 
 
 def elastic(num_workers: int, machine: Machine, promise: Promise) -> Layout:
-    """Workers that take any work, half of which lean to prompts; requests are promised something."""
+    """A layout of workers that take any work, half of which lean to prefill. Requests get a promise."""
     num_prefill = max(1, num_workers // 2)
     return Layout(
         name=f"elastic_{num_workers}",

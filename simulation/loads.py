@@ -22,22 +22,22 @@ Shape = Literal["steady", "bursts", "step"]
 SHAPES: tuple[Shape, ...] = get_args(Shape)
 TRACE_BLOCK_TOKENS = 512
 MAX_HASH_ID = (1 << 30) - 1
-"""What ids of blocks are taken modulo: those that are whole hashes become tokens, too."""
+"""The modulus for block ids, so that ids which are whole hashes can become tokens, too."""
 
 BURST_PERIOD_S = 4.0
 BURST_SHARE = 0.25
 BURST_RATE = 3.0
-"""Of each period the first quarter brings three times the mean rate, and the rest what is left of it."""
+"""The first quarter of each period has three times the mean rate, and the rest of the period the remaining requests."""
 
 
 class LoadError(ValueError):
-    """A load cannot be made as it was asked for."""
+    """A load that cannot be made as requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """One request: when it leaves its client, in seconds after the start, and what it is. ``promise``: what it asks
-    for; the rest is as the layout has it. ``other_outputs``: how long further choices of the same prompt are.
+    """One request, and when its client sends it, in seconds after the start. ``promise``: the promises that it asks
+    for; the others are the layout's. ``other_outputs``: the lengths of further choices of the same prompt.
     """
 
     at_s: float
@@ -50,14 +50,14 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Requests of one kind: mean lengths, around which they are spread evenly from half to one and a half of them."""
+    """Requests of one kind. Lengths are uniformly distributed from half to one and a half times the mean."""
 
     name: str
     num_prompt_tokens: int
     num_output_tokens: int
 
     def draw(self, at_s: float, source: random.Random, vocab_size: int) -> Arrival:
-        """One of them; its prompt shares no prefix with others."""
+        """Draw a request. Its prompt shares no prefix with others."""
         num_prompt = max(2, round(self.num_prompt_tokens * source.uniform(0.5, 1.5)))
         num_output = max(2, round(self.num_output_tokens * source.uniform(0.5, 1.5)))
         tokens = np.frombuffer(source.randbytes(4 * num_prompt), dtype="<u4") % (vocab_size - 1) + 1
@@ -74,12 +74,12 @@ MIXES: Mapping[str, Mix] = MappingProxyType({mix.name: mix for mix in (PROMPT_HE
 STEPS_TO: Mapping[str, Mix] = MappingProxyType(
     {"prompt_heavy": DECODE_HEAVY, "balanced": PROMPT_HEAVY, "decode_heavy": PROMPT_HEAVY}
 )
-"""What the requests of a step load become at half of its time."""
+"""The mix that each mix of a step load changes to after half of the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSpec:
-    """A synthetic load. ``rates`` are requests a second by mix, so that all mixes of a load are equally heavy."""
+    """A synthetic load. ``rates`` are requests per second for each mix, so that all mixes are equally heavy."""
 
     mix: str
     shape: Shape
@@ -101,7 +101,7 @@ class LoadSpec:
 
 
 def make_load(spec: LoadSpec) -> list[Arrival]:
-    """The requests of a load: at random times, at the mean rate of the moment."""
+    """The requests of a load, at random times with the mean rate of each moment."""
     source = random.Random(f"{spec.mix}/{spec.shape}/{spec.seed}")
     mix, half_s = MIXES[spec.mix], spec.seconds / 2
     if spec.shape == "steady":
@@ -137,11 +137,11 @@ def _poisson(
 def read_trace(file: Path, *, num_requests: int, speed: float = 1.0, scale: int = 1) -> list[Arrival]:
     """The first requests of a recorded load, which share prefixes as the recorded ones did.
 
-    The file has one JSON object a line: timestamp (ms), input_length, output_length (tokens), hash_ids (one for each
+    The file has one JSON object per line: timestamp (ms), input_length, output_length (tokens), hash_ids (one for each
     512 tokens of the prompt; equal ids, equal prefix). ``scale`` divides all lengths, ``speed`` all times.
 
     Raises:
-        LoadError: It is not there, or no such file.
+        LoadError: The file is missing, or does not have this format.
     """
     if TRACE_BLOCK_TOKENS % scale:
         raise LoadError(f"scale must divide {TRACE_BLOCK_TOKENS}, got {scale}")
@@ -162,7 +162,7 @@ def parse_trace_row(row: Mapping[str, object], *, speed: float = 1.0, scale: int
     """One request of a recorded load.
 
     Raises:
-        KeyError, TypeError, ValueError: It has not what ``read_trace`` says that a line has.
+        KeyError, TypeError, ValueError: The row does not have the format that ``read_trace`` describes.
     """
     hash_ids, timestamp = row["hash_ids"], row["timestamp"]
     if not isinstance(hash_ids, list) or not all(type(hash_id) is int for hash_id in hash_ids):
@@ -194,5 +194,5 @@ def _length(row: Mapping[str, object], name: str) -> int:
 
 
 def duration_s(arrivals: Sequence[Arrival]) -> float:
-    """When the last request leaves."""
+    """When the last request is sent."""
     return max((arrival.at_s for arrival in arrivals), default=0.0)

@@ -1,4 +1,4 @@
-"""What takes time in a virtual cluster, and how much: a machine's steps, its network, its memory."""
+"""What takes how much time in a virtual cluster: a machine's steps, its network, its memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class MachineFileError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferModel:
-    """How long a read of KV takes: ``latency_s`` for each message on the way, and each byte at the rate of a worker's
-    link, which its reads and those from it share in their order. ``spread``: standard deviation of the logarithm of a
-    read's messages over the usual ones.
+    """How long a read of KV takes: ``latency_s`` for each message, and the bytes at the rate of a worker's link. Reads
+    by a worker and reads from it use its link one after the other. ``spread``: standard deviation of the logarithm of
+    a read's message times, relative to the usual ones.
     """
 
     latency_s: float = 5e-4
@@ -28,16 +28,16 @@ class TransferModel:
     spread: float = 0.0
 
     def seconds(self, num_bytes: int) -> float:
-        """Time that a link is busy with so many bytes."""
+        """How long a link is busy with ``num_bytes``."""
         return num_bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterModel:
-    """What a router and its way to the workers add.
+    """The time that a router and its connections to workers add.
 
-    accept_s: from the client's request until the router has its tokens. call_s: until a call reaches a worker, and its
-    answer the router. message_s: until a step's tokens reach the client.
+    accept_s: from the client's request until the router has its tokens. call_s: the time of a call to a worker, and of
+    its answer. message_s: until a step's tokens reach the client.
     """
 
     accept_s: float = 3e-3
@@ -49,11 +49,11 @@ class RouterModel:
 class Machine:
     """One worker's machine.
 
-    shared_step_time: of steps that begin while another worker of the same host computes; None: others do not matter.
-    workers_per_host: how many share a host, where that makes a difference.
-    step_noise: standard deviation of the logarithm of a step's time over the predicted one. step_skew: how many times
-        that is above the median, and what of it below: delays are longer than what was saved is.
-    kv_bytes_per_token: of the model's KV cache. num_blocks: of ``block_size`` tokens each.
+    shared_step_time: for steps that begin while another worker of the same host computes; None: others do not matter.
+    workers_per_host: how many workers share a host, if that makes a difference.
+    step_noise: standard deviation of the logarithm of a step's time divided by the predicted one. step_skew: above the
+        median the deviation is multiplied by this, below it divided, because delays are larger than savings.
+    kv_bytes_per_token: size of the model's KV per token. num_blocks: blocks of ``block_size`` tokens each.
     """
 
     name: str
@@ -86,16 +86,16 @@ class Machine:
                 )
 
     def step_time_beside(self, num_computing: int) -> StepTimeModel:
-        """The prices of a step that begins while so many other workers of the host compute."""
+        """The prices of a step that begins while ``num_computing`` other workers of the host compute."""
         return self.step_time if self.shared_step_time is None or not num_computing else self.shared_step_time
 
     @property
     def shares_cores(self) -> bool:
-        """True where a worker takes the cores of those of its host that are idle."""
+        """True when a worker uses the cores of idle workers of its host."""
         return self.shared_step_time is not None and self.workers_per_host > 1
 
     def cores_beside(self, num_computing: int) -> float:
-        """What a worker computes on then, in multiples of its own cores: all of the host's, or its own."""
+        """The cores that a worker then computes on, as a multiple of its own: all of the host's, or its own."""
         return float(self.workers_per_host) if self.shares_cores and not num_computing else 1.0
 
     def save(self, file: Path) -> None:
@@ -107,7 +107,7 @@ def load_machine(file: Path) -> Machine:
     """The machine that a JSON file describes.
 
     Raises:
-        MachineFileError: It does not; names what is wrong.
+        MachineFileError: It does not describe one; the message says what is wrong.
     """
     try:
         content = json.loads(file.read_bytes())
@@ -119,10 +119,10 @@ def load_machine(file: Path) -> Machine:
 
 
 def parse_machine(content: object, place: str) -> Machine:
-    """The machine that was read from JSON; ``place`` says in errors where.
+    """The machine from parsed JSON. ``place`` names its origin in error messages.
 
     Raises:
-        MachineFileError: It is none; names what is wrong.
+        MachineFileError: It is not a machine; the message says what is wrong.
     """
     try:
         machine: Machine = TypeAdapter(Machine).validate_python(content)
@@ -140,7 +140,7 @@ def parse_machine(content: object, place: str) -> Machine:
 
 
 def _keys(content: Mapping[str, object], prefix: str = "") -> set[str]:
-    """All keys, those of nested objects behind a dot."""
+    """All keys; those of nested objects as ``object.key``."""
     keys = {f"{prefix}{key}" for key in content}
     nested = [_keys(value, f"{prefix}{key}.") for key, value in content.items() if isinstance(value, dict)]
     return keys.union(*nested)
@@ -166,7 +166,7 @@ CPU_PAIR = replace(
         error=0.09, num_steps=458,
     ),
 )  # fmt: skip
-"""A worker with two threads on such a machine, alone."""
+"""A worker with two threads, alone on such a machine."""
 
 CPU_HOST = replace(
     CPU_CORE,
@@ -212,7 +212,7 @@ H200 = replace(
         error=1.0, num_steps=1,
     ),
 )  # fmt: skip
-"""An H200 with such a model: what ``benchmarks.gpu`` measured of steps (results/gpu.json), and what a row reads
+"""An H200 with such a model: step times as ``benchmarks.gpu`` measured them (results/gpu.json), and reads of a row's KV
 at the rate of its memory."""
 
 H200_PAIR = replace(
@@ -230,6 +230,6 @@ H200_PAIR = replace(
     transfer=TransferModel(latency_s=3e-3, bytes_per_s=130e9),
     num_blocks=GPU.num_blocks // 2,
 )
-"""Two workers that share it, and take turns while both compute. KV goes from one to the other within its memory."""
+"""Two workers that share this GPU, and take turns while both compute. Hand-overs stay within its memory."""
 
 MACHINES = {machine.name: machine for machine in (CPU_HOST, CPU_CORE, CPU_PAIR, GPU, H200, H200_PAIR)}

@@ -1,4 +1,4 @@
-"""What became of a load: each request's tokens in time, and the figures of all."""
+"""The outcome of a load: the times of each request's tokens, and the figures of all requests."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ GAP_SHARE = 0.9
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` of the values lie; nan where there are none."""
+    """The value below which ``share`` of the values lie; nan if there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else math.nan
 
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """One request as its client saw it, in seconds on one clock. ``error`` says why it did not end well; ``promise``
-    is what it asked for itself.
+    """One request as its client saw it, in seconds on one clock. ``error`` says why it did not end well. ``promise`` is
+    the promise that the request itself asked for.
     """
 
     sent_s: float
@@ -35,7 +35,7 @@ class Outcome:
 
     @property
     def ttft_s(self) -> float:
-        """Seconds to the first token; infinite where none came."""
+        """Seconds to the first token (TTFT); infinite if there was none."""
         return self.token_times_s[0] - self.sent_s if self.token_times_s else math.inf
 
     @property
@@ -44,7 +44,7 @@ class Outcome:
         return [later - earlier for earlier, later in pairwise(self.token_times_s)]
 
     def keeps(self, promise: Promise) -> bool:
-        """True when the first token came in time, and 90 % of the gaps kept the bound: its own, or else this one."""
+        """True when TTFT and 90 % of the gaps are within the promise: the request's own, or else the given one."""
         promise = self.promise.over(promise)
         if self.error is not None or (promise.ttft_ms is not None and self.ttft_s * 1e3 > promise.ttft_ms):
             return False
@@ -54,9 +54,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """A load in numbers. ``goodput``: requests a second that kept the promise, while requests came; so of two clusters
-    that keep all of them neither is ahead because its last answer is the shorter. ``seconds`` from the first request
-    until the last token; ``utilisation``: the mean share of these that workers computed.
+    """A load in numbers. ``goodput``: requests per second that kept the promise, over the time in which requests
+    arrived. So a cluster gains nothing from a shorter last answer. ``seconds``: from the first request to the last
+    token. ``utilisation``: the mean share of this time in which workers computed.
     """
 
     num_requests: int
@@ -73,12 +73,12 @@ class Figures:
     seconds: float = math.nan
 
     def values(self) -> Mapping[str, float]:
-        """All of them by name."""
+        """All figures by name."""
         return asdict(self)
 
 
 def _rate(times_s: Sequence[float], seconds: float) -> float:
-    """Requests a second that came at these times; of those that came at once, by how long they took."""
+    """Requests per second that arrived at these times. If all arrived at once, ``seconds`` is the duration instead."""
     between_s = max(times_s) - min(times_s)
     return (len(times_s) - 1) / between_s if between_s else len(times_s) / seconds
 

@@ -1,4 +1,4 @@
-"""The router's view of virtual workers: calls that take their time to get there and back."""
+"""The router's view of virtual workers: calls take virtual time in both directions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulation.worker import VirtualWorker, WorkerGoneError
 
 
 class VirtualPool:
-    """Implements ``WorkerPool`` for the workers of one role. ``moves_out``: live requests leave one that drains."""
+    """Implements ``WorkerPool`` for the workers of one role. ``moves_out``: live requests leave a draining worker."""
 
     def __init__(self, workers: Mapping[str, VirtualWorker], model: RouterModel, *, moves_out: bool) -> None:
         self.workers = dict(workers)
@@ -22,11 +22,11 @@ class VirtualPool:
         self._moves_out = moves_out
 
     def replica_ids(self) -> Sequence[str]:
-        """Those that are there."""
+        """The ids of the workers that exist now."""
         return [name for name, worker in self.workers.items() if not worker.is_gone]
 
     def has_link(self, replica_id: str) -> bool:  # noqa: ARG002
-        """Nothing is gained by joining calls."""
+        """There is no gain from batching calls."""
         return True
 
     async def status(self, replica_id: str, *, timeout_s: float) -> ReplicaStatus:  # noqa: ARG002
@@ -75,10 +75,10 @@ class VirtualPool:
     async def outputs(
         self, replica_id: str, client_id: str, *, mirrors_cache: bool = False
     ) -> AsyncIterator[StepMessage]:
-        """The stream of one router, each message on its way for a while.
+        """The stream of one router. Each message takes a while to arrive.
 
         Raises:
-            WorkerUnavailableError: From the iterator: the worker is gone.
+            WorkerUnavailableError: The worker is gone. Raised by the iterator.
         """
         await self._travel()
         messages = self._worker(replica_id).outputs(client_id, mirrors_cache=mirrors_cache)
@@ -91,7 +91,7 @@ class VirtualPool:
             await messages.aclose()  # type: ignore[attr-defined]  # the worker's iterator is a generator
 
     async def resync_cache(self, replica_id: str, client_id: str) -> None:
-        """Have everything told anew.
+        """Let the worker report its whole prefix cache again.
 
         Raises:
             WorkerUnavailableError: It is gone.
@@ -100,7 +100,7 @@ class VirtualPool:
         self._worker(replica_id).resync_cache(client_id)
 
     async def reset_prefix_cache(self, replica_id: str, *, preempt_running: bool) -> CacheReset | None:
-        """Drop what is cached.
+        """Drop the worker's prefix cache.
 
         Raises:
             WorkerUnavailableError: It is gone.
@@ -111,7 +111,7 @@ class VirtualPool:
             raise _gone(replica_id, error) from error
 
     async def move_out(self, replica_id: str, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
-        """Have requests leave for another replica.
+        """Let requests move to another replica.
 
         Raises:
             WorkerUnavailableError: It is gone.
@@ -123,7 +123,7 @@ class VirtualPool:
             raise _gone(replica_id, error) from error
 
     async def lean(self, replica_id: str, role: str) -> str:
-        """Have a replica prefer the work of a role, and tell which it preferred before.
+        """Let a replica prefer the work of a role. Returns the role that it preferred before.
 
         Raises:
             WorkerUnavailableError: It is gone.
@@ -132,7 +132,7 @@ class VirtualPool:
         return self._worker(replica_id).lean(ROLES[role])
 
     async def drain(self, replica_id: str) -> None:
-        """Let its requests go, and end it.
+        """Let the worker drain its requests, and end.
 
         Raises:
             WorkerUnavailableError: It is gone.

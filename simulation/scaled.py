@@ -1,4 +1,4 @@
-"""A cluster in virtual time whose pools follow the promises: the real policy, workers that take their time to start."""
+"""A cluster in virtual time whose pools follow the promises: the real scaling policy, and workers with a start time."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ ROUTER_ID = "router-0"
 
 @dataclass(slots=True, kw_only=True)
 class _Lifetime:
-    """A worker's costs: from the order to start it until it is gone."""
+    """The time for which a worker costs: from the order to start it until it is gone."""
 
     ordered_s: float
     gone_s: float | None = None
 
 
 class VirtualSizes:
-    """Implements ``ScalingOrders`` and ``ScalingBoard``: a worker is there ``start_s`` after it was ordered; where
-    there are too many, those with the fewest requests are drained.
+    """Implements ``ScalingOrders`` and ``ScalingBoard``. A worker is ready ``start_s`` after it was ordered. If there
+    are too many, those with the fewest requests are drained.
     """
 
     def __init__(self, cluster: VirtualCluster, *, start_s: float) -> None:
@@ -51,7 +51,7 @@ class VirtualSizes:
             self._lifetimes[worker.spec.name] = _Lifetime(ordered_s=self._loop.time())
 
     def worker_seconds(self, since_s: float, until_s: float) -> float:
-        """What all workers cost in that time, those that start included."""
+        """Seconds of all workers in a span of time, including workers that start."""
         starting = [life for of_role in self._starting.values() for _, life in of_role]
         total_s = 0.0
         for life in (*self._lifetimes.values(), *starting, *self._ended):
@@ -60,7 +60,7 @@ class VirtualSizes:
         return total_s
 
     async def want(self, role: str, number: int) -> None:
-        """Have so many workers of a role."""
+        """Set the number of workers of a role."""
         serving, starting = self._serving[role], self._starting[role]
         while len(serving) + len(starting) < number:
             life = _Lifetime(ordered_s=self._loop.time())
@@ -75,7 +75,7 @@ class VirtualSizes:
             self._end(min(serving, key=lambda item: (item.load.num_running + item.load.num_waiting, item.spec.name)))
 
     async def close(self) -> None:
-        """Start no more workers, and wait for those that leave."""
+        """Start no more workers, and wait for draining ones to end."""
         for timer, _ in (item for of_role in self._starting.values() for item in of_role):
             timer.cancel()
         await asyncio.gather(*self._leaving)
@@ -85,12 +85,12 @@ class VirtualSizes:
         return (ROUTER_ID,)
 
     def arrivals(self) -> Sequence[ArrivalSample]:
-        """What came to all routers, which know it of each other at once."""
+        """The arrivals at all routers. Routers know of each other's arrivals at once."""
         found = [router.orchestrator.arrivals for router in self._cluster.routers]
         return [arrivals.sample() for arrivals in found if arrivals is not None]
 
     def note_scaling(self, note: ScalingNote) -> None:
-        """Remember a change."""
+        """Record a change."""
         self.notes.append(note)
 
     def last_scaling(self, role: str) -> ScalingNote | None:
@@ -117,8 +117,8 @@ class VirtualSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledRun:
-    """What a load did to a layout whose pools follow the promises. ``worker_s``: seconds of workers, from the load's
-    begin to its last token. ``notes`` are the changes, at virtual times; ``took_s`` real seconds.
+    """The result of a load on a layout whose pools follow the promises. ``worker_s``: seconds of all workers, from the
+    load's start to its last token. ``notes`` are the changes, at virtual times. ``took_s``: real seconds.
     """
 
     outcomes: Sequence[Outcome]
@@ -138,9 +138,9 @@ def simulate_scaled(
     seed: int = 0,
     warm_up: Sequence[Arrival] = (),
 ) -> ScaledRun:
-    """Serve a load, beginning with the workers of a layout, which learn what steps take from ``warm_up`` before.
+    """Serve a load, starting with the workers of a layout. Before, these learn from ``warm_up`` how long steps take.
 
-    The same arguments give the same run, to the last digit.
+    The same arguments give exactly the same run, to the last digit.
     """
     layout = replace(layout, settings=replace(layout.settings, scaling=rules, promise=layout.promise))
 
@@ -187,7 +187,7 @@ def _control(cluster: VirtualCluster, sizes: VirtualSizes, layout: Layout) -> Sc
 
 
 def sizes_over_time(run: ScaledRun, first: Mapping[str, int]) -> list[tuple[float, int]]:
-    """How many workers were wanted in all, from which second of the load on."""
+    """The total number of wanted workers over time: (second of the load, number) for each change."""
     wanted, found = dict(first), [(0.0, sum(first.values()))]
     for note in run.notes:
         wanted[note.role] = note.wanted

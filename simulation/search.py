@@ -1,4 +1,4 @@
-"""Finds the best fixed layout of a load: how many workers should compute prompts, or whether all should do both."""
+"""Finds the best fixed layout for a load: how many workers should prefill, or whether all should do both."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ from simulation.machine import Machine
 from simulation.outcome import Figures
 
 MAX_TRIED_RATIOS = 16
-"""Up to so many workers every ratio is tried; of more workers some, and then those around the best of them."""
+"""Up to this many workers, every ratio is tried. With more workers some are tried, then those around the best one."""
 
 FIRST_SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8)
 MIN_STEP_SHARE = 1 / 32
-"""Ratios that are nearer to each other than this share of the workers are not told apart."""
+"""Ratios that differ by less than this share of the workers count as equal."""
 
 Judge = Callable[[Layout], Figures]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What was tried, by the layout's name, and the best of it."""
+    """The figures of all tried layouts by name, and the best layout."""
 
     best: Layout
     tried: Mapping[str, Figures]
 
     @property
     def figures(self) -> Figures:
-        """The best layout's."""
+        """The figures of the best layout."""
         return self.tried[self.best.name]
 
 
 def worth(figures: Figures) -> tuple[float, float, float]:
-    """By what layouts are compared: goodput; where that is alike, short gaps, then early first tokens."""
+    """The sort key of layouts: goodput, then short gaps, then short TTFT."""
     return (round(figures.goodput, 6), -figures.itl_p99_ms, -figures.ttft_p99_ms)
 
 
 def best_fixed(num_workers: int, machine: Machine, judge: Judge, *, small_chunk: int = SMALL_CHUNK) -> Search:
-    """The best of: every ratio of prefill to decode workers, all that do both, and the same with small chunks.
+    """The best of these layouts: all ratios of prefill to decode workers, and workers that do both, with large and with
+    small chunks.
 
-    Where a machine's workers share cores, fixed ones keep to their own, or one worker a host has all of them. Of more
-    than ``MAX_TRIED_RATIOS`` workers the ratio is searched, which takes goodput to have one peak.
+    On machines whose workers share cores, fixed layouts use only their own cores, or one worker per host uses all of
+    them. With more than ``MAX_TRIED_RATIOS`` workers the ratio is searched, assuming that goodput has a single peak.
     """
     own, sizes = machine, [(num_workers, machine)]
     if machine.shares_cores and machine.shared_step_time is not None:

@@ -1,4 +1,4 @@
-"""Steps that take the time a model predicts for them, more or less, and compute nothing."""
+"""Steps that compute nothing, and take the time that a model predicts for them, with noise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.contract.step_time import StepWork
 from simulation.machine import Machine
 
 NUM_DRAWN = 256
-"""Factors are drawn so many at a time."""
+"""How many factors are drawn at a time."""
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -24,10 +24,10 @@ VOCAB_SIZE = 32_000
 
 
 class StepNoise:
-    """Factors on the times of steps, with mean 1. Their logarithms are normal ones with the standard deviation
-    ``spread``, of which those above 0 are ``skew`` times as large, and those below so many times smaller.
+    """Noise factors for step times, with mean 1. Their logarithms are normally distributed with the standard deviation
+    ``spread``; positive ones are multiplied by ``skew``, and negative ones divided by it.
 
-    Each step that was made uses one, in their order, however many were looked at before.
+    Each step that was made uses one factor, in order, however many were looked at before.
     """
 
     def __init__(self, spread: float, *, skew: float = 1.0, seed: int) -> None:
@@ -39,7 +39,7 @@ class StepNoise:
         self._at = 0
 
     def next(self, num_steps: int) -> FloatArray:
-        """Those of the next steps, if so many are made."""
+        """The factors for the next ``num_steps`` steps. They stay unused until ``use``."""
         if not self._spread:
             return np.ones(num_steps)
         num_lacking = self._at + num_steps - self._waiting.size
@@ -50,18 +50,18 @@ class StepNoise:
         return self._waiting[self._at : self._at + num_steps]
 
     def use(self, num_steps: int) -> None:
-        """So many steps were made."""
+        """Consume the factors of ``num_steps`` steps that were made."""
         if self._spread:
             self._at += num_steps
 
 
 def _half_mean(spread: float) -> float:
-    """What the mean of exp(spread * z) owes to the z above 0 of a normal one."""
+    """The part of the mean of exp(spread * z) that comes from z > 0, for z normally distributed."""
     return math.exp(spread * spread / 2) * (1.0 + math.erf(spread / math.sqrt(2))) / 2
 
 
 def work_of(output: SchedulerOutput) -> StepWork:
-    """What a step computes, as its time is predicted from; of several decode steps in one, what the first does."""
+    """The work of a step, from which its time is predicted. For several decode steps in one, the work of the first."""
     first = output.first_positions
     if output.is_decode or output.num_decode_steps > 1:
         return StepWork(num_rows=first.size, num_context_tokens=float(first.sum(dtype=np.int64)))
@@ -77,10 +77,11 @@ def work_of(output: SchedulerOutput) -> StepWork:
 
 
 class Host:
-    """The workers that share cores and memory: how many of them compute now. ``address``: by which routers know it.
+    """A host, whose workers share cores and memory. It counts how many of them compute now. ``address`` is its address
+    for routers.
 
-    Each says when a step of its own begins and ends, and when none follows; ``cut_step`` is called when the step after
-    the one that goes on may take another time, because another worker began to compute or does so no more.
+    Each worker reports when its steps begin and end, and when no step follows. ``cut_step`` of the others is called
+    when a worker begins or stops computing, because their next steps may then take another time.
     """
 
     def __init__(self, address: str = "127.0.0.1") -> None:
@@ -89,20 +90,20 @@ class Host:
         self._busy: dict[Callable[[], object], bool] = {}
 
     def join(self, cut_step: Callable[[], object]) -> None:
-        """A worker is there, by what it is called with."""
+        """Add a worker, identified by its ``cut_step``."""
         self._busy[cut_step] = False
 
     def step_begins(self, cut_step: Callable[[], object]) -> None:
-        """A worker computes."""
+        """Note that a worker's step begins."""
         self.num_computing += 1
         self._set_busy(cut_step, is_busy=True)
 
     def step_ends(self) -> None:
-        """A worker's step is over; another one may follow at once."""
+        """Note that a worker's step ended. Another one may follow at once."""
         self.num_computing -= 1
 
     def rests(self, cut_step: Callable[[], object]) -> None:
-        """A worker has nothing to compute."""
+        """Note that a worker has nothing to compute."""
         self._set_busy(cut_step, is_busy=False)
 
     def _set_busy(self, cut_step: Callable[[], object], *, is_busy: bool) -> None:
@@ -115,9 +116,9 @@ class Host:
 
 
 class LaunchedStep:
-    """Implements ``PendingStep``: one step, or several decode steps in one, until ``ends_s``, when each of them ends.
+    """Implements ``PendingStep``: one step, or several decode steps in one. ``ends_s`` is when each of them ends.
 
-    Its owner waits for ``end_s`` before it takes the result, which has the first ``num_steps`` of them.
+    Its owner waits for ``end_s`` before it takes the result, which has the tokens of the first ``num_steps`` steps.
     """
 
     def __init__(self, runner: VirtualRunner, output: SchedulerOutput, begun_s: float, ends_s: Sequence[float]) -> None:
@@ -129,17 +130,17 @@ class LaunchedStep:
 
     @property
     def end_s(self) -> float:
-        """When it is over."""
+        """When the last of its steps ends."""
         return self.ends_s[self.num_steps - 1]
 
     def cut(self, now_s: float) -> bool:
-        """Let it end with the decode step that goes on at a time; False where that is its last one anyway."""
+        """End it with the decode step that runs at ``now_s``. False if that is its last one anyway."""
         num_steps = min(int(np.searchsorted(self.ends_s, now_s, side="left")) + 1, self.num_steps)
         is_shorter, self.num_steps = num_steps < self.num_steps, num_steps
         return is_shorter
 
     def load_at(self, now_s: float, load: LoadReport, *, block_size: int) -> LoadReport | None:
-        """A worker's load of before, as it is now that some of its decode steps are over; None where none is."""
+        """A worker's earlier ``load``, updated for the decode steps that are over by now; None if none is over."""
         num_ended = int(np.searchsorted(self.ends_s, now_s, side="right"))
         if not 0 < num_ended < self.num_steps:
             return None
@@ -171,21 +172,21 @@ class VirtualThreads:
         return self.step_cores > 1.0
 
     def between_layers(self) -> None:
-        """A step keeps what it began with."""
+        """Do nothing: a step keeps the cores that it began with."""
 
     def rest(self) -> None:
-        """The host is told by who owns the worker."""
+        """Do nothing: the owner of the worker tells the host."""
 
     def close(self) -> None:
         """Nothing to do."""
 
 
 class VirtualRunner:
-    """Implements ``StepRunner``. Tokens depend on their row's seed and on their position alone.
+    """Implements ``StepRunner``. Tokens depend only on their row's seed and their position.
 
-    A step's time is what ``machine`` predicts beside those workers of the ``host`` that compute when it is launched,
-    more or less by its noise. ``busy_s`` is the time of all steps so far, ``busy_in_s`` that of those which began in a
-    second of the clock.
+    A step takes the time that ``machine`` predicts, given the workers of the ``host`` that compute at its launch,
+    multiplied by noise. ``busy_s`` is the time of all steps so far, and ``busy_in_s`` that of the steps that began in
+    each second of the clock.
     """
 
     def __init__(
@@ -201,7 +202,7 @@ class VirtualRunner:
         self._seeds = np.zeros(max_num_seqs, dtype=np.int64)
 
     def launch(self, output: SchedulerOutput) -> LaunchedStep:
-        """Know the step's time."""
+        """Begin a step and determine when it ends."""
         for new_row in output.new_rows:
             self._seeds[new_row.row] = new_row.sampling.seed % VOCAB_SIZE
         now_s = self._clock()
@@ -216,14 +217,14 @@ class VirtualRunner:
         factors = self._noise.next(num_steps)
         if num_steps == 1:
             return (now_s + model.seconds(work) * float(factors[0]),)
-        # As single steps would add it up, to the last digit: what the rows read grows by a token each.
+        # Each step reads one more token per row. Summed as single steps would do it, so that all digits are equal.
         contexts = work.num_context_tokens + work.num_rows * np.arange(num_steps, dtype=np.float64)
         seconds = model.base_s + model.row_s * work.num_rows + model.context_token_s * contexts
         ends_s: list[float] = np.cumsum(np.concatenate(([now_s], seconds * factors)))[1:].tolist()
         return ends_s
 
     def finish(self, step: LaunchedStep) -> ModelRunnerOutput:
-        """What a step brings that is over."""
+        """The output of a step that is over."""
         output, num_steps = step.output, step.num_steps
         if not output.has_work:
             return ModelRunnerOutput(sampled_token_ids=np.empty(0, np.int32))

@@ -1,4 +1,4 @@
-"""When tokens came that a worker told together, as its clients would have seen them one by one."""
+"""The times of tokens that a worker reports together, as if its clients had seen them one by one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 
 class TokenTimes:
-    """The times of tokens by request, until they are asked for. Tokens that nothing is known of came when they did."""
+    """Keeps the times of tokens, by request, until they are taken. Tokens without a kept time count as arriving now."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[float]] = {}
 
     def add(self, request_id: str, times_s: Sequence[float]) -> None:
-        """One token came at each of these times, which are told later."""
+        """Keep the times of tokens, one each, that will be reported later."""
         self._waiting.setdefault(request_id, []).extend(times_s)
 
     def take(self, request_id: str, *, num_tokens: int, now_s: float) -> list[float]:
-        """When events of tokens were that are told now, ``num_tokens`` of them all together."""
+        """The times of the events for ``num_tokens`` tokens that are reported now."""
         times_s = self._waiting.pop(request_id, [])
         return times_s if len(times_s) >= num_tokens else [*times_s, now_s]

@@ -1,4 +1,4 @@
-"""Hand-overs between virtual workers: real leases and announcements, reads that take time and move nothing."""
+"""Hand-overs between virtual workers: real leases and announcements, and reads that take time but move no bytes."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from simulation.machine import TransferModel
 from simulation.token_times import TokenTimes
 
 HOUSEKEEPING_PERIOD_S = 0.25
-"""How often leases are looked at, as a real connector does."""
+"""How often leases are checked, as by a real connector."""
 
 RENEWALS_PER_TTL = 3
 ANNOUNCE_PERIOD_S = 0.05
-"""How often the reader of a prompt that lies in host memory is told of new blocks."""
+"""How often the reader of a prompt in host memory is told of new blocks."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Stream:
-    """A prompt that is read while its source computes it. ``held``: our block, and the source's that it was read of."""
+    """A prompt that is read while its source computes it. ``held``: our blocks, and the source's block of each."""
 
     order: StreamOrder
     epoch: int = 0
@@ -53,15 +53,15 @@ class _Stream:
 
 @dataclass(slots=True, kw_only=True)
 class _Renewals:
-    """Leases at peers that somebody here waits for or reads under."""
+    """Leases at peers for which requests here wait, or under which they read."""
 
     awaited: dict[str, KVTransferParams] = field(default_factory=dict)
     next_s: float = 0.0
 
 
 class VirtualFabric:
-    """What the workers of a cluster share: those that can read from each other by their names, and when tokens came
-    that they tell together.
+    """Shared by the workers of a cluster: the workers that can read from each other, by name, and the times of tokens
+    that are reported together.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -70,13 +70,13 @@ class VirtualFabric:
         self.token_times = TokenTimes()
 
     def find(self, identity: PeerIdentity) -> VirtualTransfers | None:
-        """That life of a worker, if it is there."""
+        """This incarnation of a worker, if it exists."""
         transfers = self.transfers.get(identity.engine_id)
         return transfers if transfers is not None and transfers.identity == identity else None
 
 
 class VirtualTransfers:
-    """Implements ``PeerWorkerConnector`` in virtual time: what is ordered ends when its model says.
+    """Implements ``PeerWorkerConnector`` in virtual time: loads and streams end when the transfer model says.
 
     ``wake`` is called when there is something to collect.
     """
@@ -138,7 +138,7 @@ class VirtualTransfers:
 
     @property
     def num_peers(self) -> int:
-        """Whom this one could read from."""
+        """The number of peers from which this worker could read."""
         return len(self._fabric.transfers) - 1
 
     def execute(self, orders: ConnectorOrders) -> None:
@@ -183,7 +183,7 @@ class VirtualTransfers:
         )
 
     def close(self) -> None:
-        """Leave the fabric: whoever reads from here fails, and so does what was being read. Idempotent."""
+        """Leave the fabric: all reads by this worker and from it fail. Idempotent."""
         if not self.is_alive:
             return
         self.is_alive = False
@@ -204,7 +204,7 @@ class VirtualTransfers:
             action()
 
     def _at_source(self, params: KVTransferParams, action: Callable[[VirtualTransfers], object]) -> None:
-        """Do something at a peer when a message of now arrives there."""
+        """Run an action at a peer when a message that is sent now arrives there."""
 
         def arrive() -> None:
             source = self._fabric.find(params.source)
@@ -214,7 +214,7 @@ class VirtualTransfers:
         self._at(self._clock() + self._model.latency_s, arrive)
 
     def _use_links(self, source: VirtualTransfers, num_blocks: int, begin_s: float) -> float:
-        """When a read of so many blocks ends that begins then, behind those that share its links."""
+        """When a read of ``num_blocks`` that begins at ``begin_s`` ends, after earlier reads on the same links."""
         num_bytes = num_blocks * self._block_bytes
         begin_s = max(begin_s, self._link_free_s, source._link_free_s)
         end_s = begin_s + max(self._model.seconds(num_bytes), source._model.seconds(num_bytes))
@@ -230,7 +230,7 @@ class VirtualTransfers:
         self._keep_house()
 
     def _keep_house(self) -> None:
-        """Look at leases from now on, as long as there are some."""
+        """Check leases from now on, as long as there are some."""
         if self._housekeeping is None and self.is_alive:
             when_s = self._clock() + HOUSEKEEPING_PERIOD_S
             self._housekeeping = self._fabric.loop.call_at(when_s, self._look_at_leases)
@@ -274,7 +274,7 @@ class VirtualTransfers:
         self._at(ready_s + latency_s, lambda: self._confirm(order, now_s, latency_s))
 
     def _confirm(self, order: LoadOrder, begun_s: float, latency_s: float) -> None:
-        """The source hears that we are done, and says whether the lease held until then."""
+        """Tell the source that the read is done; it answers whether the lease was alive until then."""
         source = self._fabric.find(order.params.source)
         reader = f"{self.identity.engine_id}/{order.request_id}"
         is_good = source is not None and source.leases.complete(order.params.lease_id, reader=reader) is Completion.OK
@@ -309,7 +309,7 @@ class VirtualTransfers:
         self._subscribe(stream)
 
     def _subscribe(self, stream: _Stream) -> None:
-        """Ask to be told, and again before the source forgets it."""
+        """Subscribe to announcements, and again before the source forgets the subscription."""
         order = stream.order
         source = self._fabric.find(order.params.source)
         if source is None or self._by_request.get(order.request_id) is not stream:
@@ -324,7 +324,7 @@ class VirtualTransfers:
             self._telling = self._fabric.loop.call_at(self._clock(), self._tell)
 
     def _tell(self) -> None:
-        """Tell readers what is complete by now; what is paced comes with a later look."""
+        """Announce complete blocks to readers. Paced announcements follow in a later call."""
         self._telling = None
         now_s = self._fabric.loop.time()
         for reader, announce in self.announcements.take_due():
@@ -338,7 +338,7 @@ class VirtualTransfers:
             peer.on_announce(announce, source=self)
 
     def on_announce(self, announce: Announce, *, source: VirtualTransfers) -> None:
-        """Read what a source says is complete, if somebody here waits for it."""
+        """Read the blocks that a source announces, if a stream here waits for them."""
         stream = self._by_request.get(announce.request_id)
         if stream is None or announce.epoch < stream.epoch:
             return

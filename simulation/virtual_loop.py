@@ -1,4 +1,4 @@
-"""An event loop whose time jumps to the next timer: nothing sleeps, and the same program gives the same run."""
+"""An event loop whose time jumps to the next timer. Nothing sleeps, and the same program gives the same run."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 RESOLUTION_S = 1e-9
-"""Timers that are this close to each other count as due together: no rounding of a sum can keep one waiting."""
+"""Timers this close to each other are due together, so that rounding errors of sums cannot separate them."""
 
 NUM_BEFORE_COLLECTION = 200_000
-"""Objects that are made until cycles among the new ones are looked for."""
+"""Threshold of the garbage collector: how many new objects until it looks for cycles among them."""
 
 
 class VirtualDeadlockError(RuntimeError):
-    """Everything waits for something that nothing under way can bring."""
+    """All tasks wait, and no timer or callback is left that could wake one."""
 
     def __init__(self, *, now_s: float) -> None:
         super().__init__(f"nothing is ready and no timer is set at virtual time {now_s:.6f} s: nothing can ever happen")
 
 
 class RealWaitError(RuntimeError):
-    """Somebody asked for what takes real time: a thread, a socket, a process."""
+    """Code asked for something that takes real time: a thread, a socket, a process."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what}: in virtual time nothing can be waited for but timers and what they set off")
 
 
 class _Jump:
-    """Stands where the base class keeps its selector: instead of waiting it moves the time on."""
+    """Takes the place of the base class's selector. Instead of waiting it advances the time."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
 
     def select(self, timeout_s: float | None) -> Sequence[object]:
-        """Let that much time pass at once."""
+        """Advance the time by the timeout."""
         self._loop.jump(timeout_s)
         return ()
 
@@ -50,7 +50,7 @@ class _Jump:
 class VirtualLoop(asyncio.BaseEventLoop):
     """Runs callbacks and timers as any event loop does, in the order in which they are due; begins at time 0.
 
-    Belongs to one thread, and refuses all that takes real time.
+    It belongs to one thread, and refuses everything that takes real time.
     """
 
     def __init__(self) -> None:
@@ -65,10 +65,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now_s
 
     def jump(self, seconds: float | None) -> None:
-        """Move the time on; None: there is no timer to move on to.
+        """Advance the time. None: there is no timer to advance to.
 
         Raises:
-            VirtualDeadlockError: Then nothing can ever happen.
+            VirtualDeadlockError: There is no timer, so nothing can ever happen.
         """
         if seconds is None:
             raise VirtualDeadlockError(now_s=self._now_s)
@@ -77,10 +77,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """As ``call_soon``, for this loop's own thread.
+        """Like ``call_soon``, but only for this loop's own thread.
 
         Raises:
-            RealWaitError: Another thread calls, whose time is real.
+            RealWaitError: Another thread calls; it runs in real time.
         """
         if threading.get_ident() != self._owner:
             raise RealWaitError("a call from another thread")
@@ -121,8 +121,8 @@ def run_virtually(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end in virtual time that begins at 0.
 
     Raises:
-        VirtualDeadlockError: It waits for what cannot happen.
-        RealWaitError: It waits for what takes real time.
+        VirtualDeadlockError: It waits for something that cannot happen.
+        RealWaitError: It waits for something that takes real time.
     """
     with _rare_collections(), asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
@@ -130,7 +130,7 @@ def run_virtually(main: Coroutine[Any, Any, T]) -> T:
 
 @contextlib.contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Look for cycles among objects less often: a tenth of the time went into that, of many that live long."""
+    """Run the garbage collector less often. It took a tenth of the time, since many objects live long."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], NUM_BEFORE_COLLECTION), *before[1:])
     try:

@@ -1,4 +1,4 @@
-"""A worker without a process: the real engine around steps that only take time, and its front end in virtual time."""
+"""A worker without a process: a real engine whose steps only take virtual time, and its front end."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class WorkerGoneError(Exception):
 
 
 class VirtualWorker:
-    """An engine that steps itself on the event loop's time, and answers routers as a deployed worker does.
+    """An engine that makes its steps in the event loop's time, and answers routers as a deployed worker does.
 
-    Its scheduler, block pool, prefix cache, leases and reports are the real ones. Tokens, load and changes of the cache
-    are told when a step ends. Several decode steps in one are cut short by whatever a worker looks at between two; when
-    their tokens came stands in ``fabric.token_times``.
+    Its scheduler, block pool, prefix cache, leases and reports are the real ones. Tokens, load and cache changes are
+    reported when a step ends. Several decode steps in one are cut short by any event that a worker checks for between
+    two steps; ``fabric.token_times`` has the times of their tokens.
     """
 
     def __init__(self, spec: WorkerSpec, fabric: VirtualFabric, host: Host | None = None) -> None:
@@ -91,25 +91,25 @@ class VirtualWorker:
         self._late_at_s = 0.0
         self._is_draining = self._moves_out = False
         self.leaning = ""
-        """The role whose work it prefers now."""
+        """The role whose work this worker prefers now."""
         self.lean(ROLES[spec.role])
         self._emptied = asyncio.Event()
 
     @property
     def load(self) -> LoadReport:
-        """What the worker says of itself."""
+        """The worker's load report."""
         return self._report.of(
             self._load, num_peers=self.transfers.num_peers, leaning=self.leaning, is_draining=self._is_draining
         )
 
     def lean(self, role: Role) -> str:
-        """Prefer a role's work from now on; the role that it preferred before."""
+        """Prefer a role's work from now on. Returns the role that it preferred before."""
         before, self.leaning = self.leaning, role.name
         self.core.scheduler.lean(role.prompt_share)
         return before
 
     def late_load(self) -> LoadReport | None:
-        """What the worker would have told meanwhile, if each of its decode steps were made by itself; None: nothing."""
+        """The load that the worker would have reported by now if its decode steps were made one by one; None: none."""
         step, now_s = self.runner.under_way, self._loop.time()
         if step is None or now_s - max(self._load_feed.told_at_s, self._late_at_s) < LOAD_PERIOD_S:
             return None
@@ -117,14 +117,14 @@ class VirtualWorker:
         return step.load_at(now_s, self.load, block_size=self.spec.machine.block_size)
 
     async def rest(self) -> None:
-        """Return when nothing is held here for anybody, or the worker is gone."""
+        """Return when nothing is held here for any request, or the worker is gone."""
         while not (self.is_gone or self._is_empty):
             self._emptied.clear()
             await self._emptied.wait()
 
     @property
     def _is_empty(self) -> bool:
-        """True when nothing is held here for anybody, and nothing happens."""
+        """True when nothing is held here for any request, and nothing runs."""
         return self._load.is_empty and not (self._load.num_held_blocks or self._end is not None or self._commands)
 
     # ---- what routers ask
@@ -133,7 +133,7 @@ class VirtualWorker:
         """Add requests between two steps; one answer each, in order.
 
         Raises:
-            WorkerGoneError: Nothing was added, or it is lost.
+            WorkerGoneError: The requests were not added, or are lost.
         """
         answers: list[RequestRefusedError | None] = []
         new = [request for request in requests if request.kv_stream is None]
@@ -160,27 +160,27 @@ class VirtualWorker:
         return self._arrivals.told_to(client_id, self._load, told=self.load)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests in any state; unknown ids are ignored.
+        """Abort requests in any state; unknown ids are ignored.
 
         Raises:
-            WorkerGoneError: There is nothing to end any more.
+            WorkerGoneError: The worker is gone, and its requests with it.
         """
         await self._between_steps(lambda: self.core.abort(request_ids))
 
     async def move_out(self, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
-        """Have requests leave for another worker as soon as they can; unknown ids are ignored.
+        """Let requests move to another worker as soon as they can; unknown ids are ignored.
 
         Raises:
-            WorkerGoneError: There is nothing to move any more.
+            WorkerGoneError: The worker is gone, and its requests with it.
         """
         await self._between_steps(lambda: self.core.order_out(request_ids, only_waiting=only_waiting))
 
     async def outputs(self, client_id: str, *, mirrors_cache: bool) -> AsyncIterator[StepMessage]:
-        """One message a step with all that is new for a client, and one every report period when idle. Closing the
+        """One message per step with everything new for a client, and one per report period when idle. Closing the
         iterator aborts the client's requests.
 
         Raises:
-            WorkerGoneError: From the iterator.
+            WorkerGoneError: The worker is gone. Raised by the iterator.
         """
         self.check()
         cache = CacheFeed() if mirrors_cache else None
@@ -198,24 +198,24 @@ class VirtualWorker:
                 self._post(partial(self._forget_client, client_id, tuple(self._requests_of.pop(client_id, ()))))
 
     def resync_cache(self, client_id: str) -> None:
-        """Let the next message of a client's stream tell of the whole prefix cache."""
+        """Let the next message of a client's stream report the whole prefix cache."""
         stream = self._streams.get(client_id)
         if stream is not None and stream.cache is not None:
             stream.cache.needs_snapshot = True
 
     async def reset_prefix_cache(self, *, preempt_running: bool) -> CacheReset | None:
-        """Drop the prefix cache; None where requests hold blocks and may not be preempted.
+        """Drop the prefix cache; None if requests hold blocks and may not be preempted.
 
         Raises:
-            WorkerGoneError: There is none any more.
+            WorkerGoneError: The worker is gone, and its cache with it.
         """
         dropped: list[CacheReset | None] = []
         await self._between_steps(lambda: dropped.append(self.core.reset_prefix_cache(preempt_running=preempt_running)))
         return dropped[0]
 
     async def drain(self, *, moves_out: bool) -> None:
-        """Take no more requests, and end the streams when nothing is left here: with ``moves_out`` live requests leave
-        at once, with their KV under leases.
+        """Take no more requests, and end the streams when nothing is left here. With ``moves_out`` live requests leave
+        at once, and their KV is kept under leases.
         """
         self._is_draining, self._moves_out = True, moves_out
         self._wake()
@@ -223,12 +223,12 @@ class VirtualWorker:
         self.close()
 
     def kill(self) -> None:
-        """End at once: streams break, calls fail, and what was computed is lost."""
+        """End at once: streams break, calls fail, and all computed KV is lost."""
         self._was_killed = True
         self.close()
 
     def close(self) -> None:
-        """End the streams, and take part in nothing any more. Idempotent."""
+        """End the streams, and leave the cluster. Idempotent."""
         self.is_gone = True
         self._emptied.set()
         if self._next_turn is not None:
@@ -243,10 +243,10 @@ class VirtualWorker:
     # ---- between the calls and the engine
 
     def check(self) -> None:
-        """Do nothing while the worker is there.
+        """Do nothing while the worker exists.
 
         Raises:
-            WorkerGoneError: It is not.
+            WorkerGoneError: The worker is gone.
         """
         if self.is_gone:
             raise self._gone()
@@ -302,7 +302,7 @@ class VirtualWorker:
     # ---- the engine's turns
 
     def _wake(self) -> None:
-        """Look around as soon as the step that runs has ended."""
+        """Take the next turn as soon as the running step has ended."""
         if self.is_gone:
             return
         if self._end is None:
@@ -322,7 +322,7 @@ class VirtualWorker:
         self._next_turn = turn
 
     def _take_turn(self) -> None:
-        """Do what was asked for; then make a step if there is work, else tell the load and wait."""
+        """Run the queued commands. Then make a step if there is work, else report the load and wait."""
         self._next_turn = None
         commands, self._commands = self._commands, []
         for command in commands:

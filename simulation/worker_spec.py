@@ -1,4 +1,4 @@
-"""How a virtual worker is built, and what it tells of itself."""
+"""How a virtual worker is built, and how it describes itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WorkerSpec:
 
 
 def layout_of(machine: Machine) -> KVLayout:
-    """A layout of blocks as large as the machine's model has them: all machines of a cluster serve the same one."""
+    """A KV layout whose blocks are as large as the machine's model says. All machines of a cluster serve one model."""
     return KVLayout(
         model_hash="virtual",
         groups=(KVCacheGroup(layers=(0,), window=None),),
@@ -40,7 +40,7 @@ def layout_of(machine: Machine) -> KVLayout:
 
 
 def worker_info(spec: WorkerSpec, layout: KVLayout, identity: PeerIdentity, address: str) -> WorkerInfo:
-    """What such a worker tells of itself, on a host with that address."""
+    """The constants that such a worker reports, on a host with the given address."""
     machine = spec.machine
     return WorkerInfo(
         role=spec.role,
