@@ -1,1 +1,1 @@
-"""What would this load need? Loads, layouts and calibrations by their names, and what layouts make of a load."""
+"""What would this load need? Loads, layouts and calibrations by name, and how layouts serve a load."""

@@ -1,4 +1,4 @@
-"""What each layout makes of a load, several of them side by side in processes."""
+"""How each layout serves a load. Several layouts are simulated in parallel processes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from simulation.whatif.source import Source, warm_up_of
 
 MAX_BLOCK_TOKENS = 128
 BLOCKS_OF_PROMPT = 64
-"""A mean prompt keeps so many: what is cached of it, and what it holds, is rounded to a block."""
+"""The least number of blocks for a mean prompt, because its cached and its held tokens are rounded to blocks."""
 
 BLOCK_SHARE_OF_GAP = 0.05
-"""So much of a promised gap a block of a prompt may take."""
+"""The largest share of a promised gap that computing one block of a prompt may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A load, what its requests should get, and what a worker costs an hour."""
+    """A load, the promise to its requests, and the cost of a worker per hour."""
 
     source: Source
     promise: Promise
@@ -38,10 +38,10 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a layout makes of the load.
+    """How a layout serves the load.
 
-    attainment: share of the requests that kept the promise. worker_hours: all workers, from the first request to the
-    last token. cost: these at the question's price.
+    attainment: share of the requests that kept the promise. worker_hours: hours of all workers, from the first request
+    to the last token. cost: these hours at the question's price.
     """
 
     layout: str
@@ -77,7 +77,7 @@ def load_of(question: Question, machine: Machine) -> list[Arrival]:
     """The question's requests.
 
     Raises:
-        LoadError: There are none, or the machine is too small for one of them; says what to do.
+        LoadError: There are none, or the machine is too small for one of them. The message says what to do.
     """
     arrivals = question.source.load()
     longest = max(
@@ -93,19 +93,20 @@ def load_of(question: Question, machine: Machine) -> list[Arrival]:
 
 
 def judge_one(question: Question, arrivals: Sequence[Arrival], layout: Layout) -> Verdict:
-    """The verdict on one layout, whose workers learnt before what steps take."""
+    """The verdict on one layout. Its workers first learn from a warm-up how long steps take."""
     coarse = with_large_blocks(layout, arrivals)
     return verdict_of(question, layout, simulate(coarse, arrivals, seed=question.seed, warm_up=warm_up_of(arrivals)))
 
 
 @contextlib.contextmanager
 def judging(question: Question, machine: Machine, *, num_processes: int = 1) -> Iterator[Judge]:
-    """What judges layouts by the question's load, in so many processes; the verdicts are the same with any number.
+    """A function that judges layouts by the question's load, in ``num_processes`` processes. Their number does not
+    change the verdicts.
 
     Raises:
-        LoadError: The load cannot be.
+        LoadError: The load is invalid.
     """
-    arrivals = load_of(question, machine)  # what is wrong with the load shows here, and not in the processes
+    arrivals = load_of(question, machine)  # so that errors of the load are raised here, and not in the processes
     if num_processes == 1:
         yield lambda layouts: [judge_one(question, arrivals, layout) for layout in layouts]
         return
@@ -119,7 +120,7 @@ def judging(question: Question, machine: Machine, *, num_processes: int = 1) -> 
 
 
 _prepared: list[Callable[[Layout], Verdict]] = []
-"""What a process of ``judging`` judges with; filled once when it starts."""
+"""The judge of a process of ``judging``; filled once when the process starts."""
 
 
 def _prepare(question: Question, machine: Machine) -> None:
@@ -132,8 +133,8 @@ def _judge_here(layout: Layout) -> Verdict:
 
 
 def with_large_blocks(layout: Layout, arrivals: Sequence[Arrival]) -> Layout:
-    """The layout with as many bytes of KV in larger blocks, where prompts are long. The least that a step computes of a
-    prompt is a block: where gaps are promised, that takes a small part of one.
+    """The layout with larger blocks, but as many bytes of KV, if prompts are long. A step computes at least one block
+    of a prompt. So if gaps are promised, blocks are limited to what takes a small part of a gap.
     """
     longest = min(MAX_BLOCK_TOKENS, fmean(len(arrival.prompt) for arrival in arrivals) / BLOCKS_OF_PROMPT)
     promises = {layout.promise, *(arrival.promise for arrival in arrivals)}

@@ -1,4 +1,4 @@
-"""A machine with how far predictions by it were from what was measured."""
+"""A machine, and the errors of predictions with it compared to measurements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIGURES = ("ttft_p50_ms", "ttft_p90_ms", "itl_p50_ms", "itl_p99_ms", "goodput")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureError:
-    """How far a figure was off in the cells that nothing was fitted to, in percent of the real one."""
+    """The error of a figure, in percent of the real value, in the runs that were not used for fitting."""
 
     mean: float
     worst: float
@@ -26,8 +26,8 @@ class FigureError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """A worker's machine, and the errors of ``FIGURES`` by name; none where no run was compared. ``origin``: whose
-    prices it has, for people to read, where its name does not say so.
+    """A worker's machine, and the errors of ``FIGURES`` by name; empty if no run was compared. ``origin``: a text that
+    says where its prices come from, if its name does not.
     """
 
     machine: Machine
@@ -58,10 +58,10 @@ _ERRORS = TypeAdapter(dict[str, FigureError])
 
 
 def find_calibration(text: str) -> Calibration:
-    """A calibration by the name of its machine, or by its file; a machine's own file has no errors.
+    """A calibration by the name of its machine, or by its file. A machine's own file has no errors.
 
     Raises:
-        MachineFileError: There is none; names what is wrong.
+        MachineFileError: There is none; the message says what is wrong.
     """
     if text == CPU_HOST.name:
         return PACKAGED

@@ -11,7 +11,7 @@ from simulation.whatif.answer import Judge, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cheapest:
-    """All verdicts in the order in which they were made, and the cheapest that kept the promise; None: none did."""
+    """All verdicts in the order in which they were made, and the cheapest one that kept the promise, if any did."""
 
     tried: Sequence[Verdict]
     best: Verdict | None
@@ -20,11 +20,11 @@ class Cheapest:
 def search_cheapest(
     judge: Judge, candidates: Callable[[int], Sequence[Layout]], *, attainment: float, max_workers: int
 ) -> Cheapest:
-    """The layout with the fewest workers of which at least a share of ``attainment`` of the requests keeps the promise;
-    of several the one that costs least, then the one with the higher attainment.
+    """The layout with the fewest workers for which a share of at least ``attainment`` of the requests keeps the
+    promise. Of several the cheapest one, then the one with the higher attainment.
 
-    Doubles the number of workers until some layout keeps it, and halves what is between: takes more workers never to be
-    worse. All layouts of a size are judged together.
+    The number of workers is doubled until some layout keeps the promise, then bisected, assuming that more workers are
+    never worse. All layouts of a size are judged together.
     """
     tried: list[Verdict] = []
 

@@ -1,4 +1,4 @@
-"""Layouts as users name them, and those that a search tries for a number of workers."""
+"""Layouts by their names for users, and the layouts that a search tries for a number of workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulation.search import FIRST_SHARES
 NAME = re.compile(r"(?P<kind>apart|unified|elastic):(?P<first>\d+)(?:\+(?P<second>\d+))?(?:/(?P<chunk>\d+))?")
 MAX_WORKERS = 1024
 ALL_RATIOS = 8
-"""Up to so many workers a search tries every ratio of prefill to decode workers, of more some."""
+"""Up to this many workers, a search tries every ratio of prefill to decode workers; with more, only some."""
 
 FORMS = "apart:2+6, unified:8, unified:8/128 (chunks of 128 tokens) and elastic:8 are some"
 
@@ -23,7 +23,7 @@ def parse_layouts(text: str, machine: Machine, promise: Promise) -> list[Layout]
     """The layouts of a list such as ``apart:2+6,unified:8,elastic:8``, each once.
 
     Raises:
-        LayoutError: One of them is none; says which.
+        LayoutError: A name is not a layout; the message says which.
     """
     found = [parse_layout(name.strip(), machine, promise) for name in text.split(",") if name.strip()]
     if not found:
@@ -32,10 +32,10 @@ def parse_layouts(text: str, machine: Machine, promise: Promise) -> list[Layout]
 
 
 def parse_layout(name: str, machine: Machine, promise: Promise) -> Layout:
-    """One layout by its name, which the layout has as well; elastic ones promise their requests something.
+    """One layout by its name, which becomes the layout's name. Elastic layouts use ``promise``.
 
     Raises:
-        LayoutError: It is none.
+        LayoutError: The name is not a layout.
     """
     match = NAME.fullmatch(name)
     if match is None:
@@ -85,7 +85,7 @@ def _make(kind: str, first: int, second: int | None, chunk: int | None, machine:
 
 
 def layouts_of_size(num_workers: int, machine: Machine, promise: Promise) -> Sequence[Layout]:
-    """What a search tries: one pool with large and with small chunks, elastic roles, and ratios of separate pools."""
+    """The layouts that a search tries: one pool with large or small chunks, elastic roles, and ratios of two pools."""
     names = [f"unified:{num_workers}", f"unified:{num_workers}/{SMALL_CHUNK}"]
     if num_workers > 1:
         names.append(f"elastic:{num_workers}")

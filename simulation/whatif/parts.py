@@ -1,4 +1,4 @@
-"""What all recorded loads have in common: the part that is taken of them, and tokens that go by names."""
+"""Shared by all recorded loads: choosing a part of a load, and tokens that are derived from names."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from simulation.loads import TRACE_BLOCK_TOKENS, Arrival, LoadError
 from simulation.step_runner import VOCAB_SIZE
 
 MAX_PAUSE_S = 86_400.0
-"""For so long nothing may leave: an idle hour takes seconds, and times of the wall clock are decades behind 0."""
+"""The longest pause without requests. Idle time costs simulation time (seconds for an hour), and wall-clock times start
+decades after 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What leaves in ``seconds`` behind ``start_s``, ``speed`` times as fast, lengths divided by ``scale``."""
+    """The requests sent within ``seconds`` after ``start_s``, ``speed`` times as fast, lengths divided by ``scale``."""
 
     start_s: float = 0.0
     seconds: float = math.inf
@@ -28,10 +29,10 @@ class Part:
     scale: int = 1
 
     def check(self) -> None:
-        """Raise what is wrong with it.
+        """Check the values.
 
         Raises:
-            LoadError: Something is.
+            LoadError: A value is wrong.
         """
         if not 0.0 < self.speed < math.inf:
             raise LoadError(f"speed must be above 0, got {self.speed}")
@@ -39,14 +40,14 @@ class Part:
             raise LoadError(f"scale must divide {TRACE_BLOCK_TOKENS}, got {self.scale}")
 
     def has(self, at_s: float) -> bool:
-        """True of what leaves at a time that belongs to it."""
+        """True when a request that is sent at ``at_s`` belongs to this part."""
         return 0.0 <= at_s - self.start_s < self.seconds
 
     def of(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
-        """Those of some arrivals, in the order of their times; the first second of the part is their 0.
+        """Adjust arrivals to this part, in the order of their times. The start of the part becomes time 0.
 
         Raises:
-            LoadError: For longer than ``MAX_PAUSE_S`` nothing leaves.
+            LoadError: There is a pause of more than ``MAX_PAUSE_S``.
         """
         found = [
             replace(arrival, at_s=(arrival.at_s - self.start_s) / self.speed)
@@ -66,6 +67,6 @@ class Part:
 
 
 def tokens_named(name: str, num_tokens: int) -> npt.NDArray[np.int64]:
-    """Tokens that go by the name alone, however many: the shorter of two is how the longer one begins."""
+    """Tokens that depend only on the name: for one name, a shorter result is a prefix of a longer one."""
     start = zlib.crc32(name.encode())
     return (start + np.arange(num_tokens, dtype=np.int64) * (2 * (start % 4096) + 1)) % (VOCAB_SIZE - 1) + 1

@@ -12,18 +12,18 @@ PANELS = (
     ("gaps", "gap between tokens, ms", (("itl_p50_ms", "-", "median"), ("itl_p99_ms", "--", "99 %"))),
     ("utilisation", "workers' time in steps, %", (("utilisation", "-", ""),)),
 )
-"""Each picture's file, its axis, and its lines: a series' name, how it is drawn, and what it is called."""
+"""Each picture's file, its axis, and its lines: the name of a series, its line style, and its label."""
 
 
 class PlotsUnavailableError(RuntimeError):
-    """matplotlib is not installed, or the pictures have no place."""
+    """matplotlib is not installed, or the folder for the pictures cannot be made."""
 
 
 def check_plots(folder: Path) -> None:
-    """Make the folder of the pictures; raise where none could be drawn: before the work, not behind it.
+    """Make the folder for the pictures, and check that they can be drawn, before the simulations and not after them.
 
     Raises:
-        PlotsUnavailableError: matplotlib is not installed, or there can be no such folder.
+        PlotsUnavailableError: matplotlib is not installed, or the folder cannot be made.
     """
     try:
         import matplotlib.figure  # noqa: F401
@@ -36,7 +36,7 @@ def check_plots(folder: Path) -> None:
 
 
 def draw(verdicts: Sequence[Verdict], folder: Path) -> list[Path]:
-    """Write a picture for each of ``PANELS`` into a folder, which is made; the same verdicts give the same bytes."""
+    """Write a picture for each of ``PANELS`` into a folder, which is created. Equal verdicts give equal bytes."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

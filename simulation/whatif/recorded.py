@@ -1,4 +1,4 @@
-"""What a cluster's routers recorded of their last requests, as a load, and what these requests really got."""
+"""The requests that a cluster's routers recorded: as a load, and with the times that they really got."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from simulation.whatif.parts import Part, tokens_named
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRequest:
-    """One request that ended well. ``at_s`` is on any clock that all have; ``num_cached_tokens`` of its prompt were not
-    computed, since they were cached. ``gaps``: milliseconds between its tokens, each with how many were about so long.
+    """One request that ended well. ``at_s`` is on a clock that all requests share. ``num_cached_tokens`` tokens of its
+    prompt were cached, and not computed. ``gaps``: a histogram of the times between its tokens, in milliseconds.
     ``other_outputs``: the tokens of further choices of its prompt. Further prompts of a body are requests of their own.
     """
 
@@ -32,7 +32,7 @@ class RecordedRequest:
 
     @property
     def outcome(self) -> Outcome | None:
-        """What it got, its gaps in no order; None where it was recorded without a time to the first token."""
+        """The outcome that it really had, with its gaps in arbitrary order; None if no TTFT was recorded."""
         if self.ttft_ms is None:
             return None
         first_s = self.at_s + self.ttft_ms / 1e3
@@ -49,15 +49,15 @@ class RecordedRequest:
 class RecordedSource:
     """Requests with the lengths, the times and the cached prefixes that they had.
 
-    What was cached is taken to be how the last earlier request began that was long enough: routers know how much of a
-    prompt was cached, and not whose. What had been cached before the first of them is computed anew.
+    A cached prefix is assumed to be the beginning of the last earlier request that was long enough, because routers
+    know how much of a prompt was cached, but not from which request. What was cached before the first one is computed.
     """
 
     requests: Sequence[RecordedRequest]
     part: Part = field(default_factory=Part)
 
     def outcomes(self) -> list[Outcome]:
-        """What the requests of this part got; none where times or lengths are not those that they had."""
+        """The outcomes that the requests of this part really had; empty if times or lengths were changed."""
         if (self.part.speed, self.part.scale) != (1.0, 1):
             return []
         first_s = min((request.at_s for request in self.requests), default=0.0)
@@ -81,7 +81,7 @@ class RecordedSource:
         return found
 
     def _arrivals(self) -> list[Arrival]:
-        """All of them."""
+        """The arrivals of all requests."""
         scale, arrivals = self.part.scale, list[Arrival]()
         ordered = sorted(self.requests, key=lambda request: request.at_s)
         for number, request in enumerate(ordered):

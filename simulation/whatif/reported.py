@@ -1,4 +1,4 @@
-"""What the workers of a running cluster report of themselves, as the machine that a simulation takes."""
+"""Makes the machine for a simulation from the reports of a running cluster's workers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from simulation.machine import CPU_HOST, GPU, Machine, MachineFileError, Transfe
 from simulation.whatif.calibration import Calibration
 
 KNOWN_TRANSFERS: Final = 8
-"""Fewer reads of KV say nothing of how long one takes."""
+"""The least number of KV reads from which the time of a read is estimated."""
 
 MESSAGES_OF_READ: Final = 3
-"""Times that a message is on its way in a read of KV: to ask, to say that all was read, and to hear that it counts."""
+"""How many messages a read of KV takes: the request, "done", and its acknowledgement."""
 
 MEAN_OF_DEVIATION: Final = 0.8
-"""Of normally distributed errors: their mean size by the standard deviation."""
+"""Mean absolute value of normally distributed errors, divided by their standard deviation."""
 
 
 class ReportedWorker(BaseModel):
@@ -44,20 +44,20 @@ class ReportedWorker(BaseModel):
 
     @property
     def num_answer_tokens(self) -> float:
-        """Tokens that it has generated."""
+        """Tokens that the worker has generated."""
         return self.counters.get("num_generated_tokens", 0.0)
 
     @property
     def num_prompt_tokens(self) -> float:
-        """Tokens of prompts that it has computed."""
+        """Prompt tokens that the worker has computed."""
         return self.counters.get("num_scheduled_tokens", 0.0) - self.num_answer_tokens
 
 
 def reported_calibration(name: str, workers: Sequence[ReportedWorker]) -> Calibration:
-    """A worker that is like those of the cluster that goes by ``name``. Nothing was compared: there are no errors.
+    """The calibration of a typical worker of the cluster ``name``. It has no errors, because no run was compared.
 
     Raises:
-        MachineFileError: They have computed too little to know what steps take.
+        MachineFileError: The workers have computed too little to know how long steps take.
     """
     known = [worker for worker in workers if worker.step_time.num_steps > 0]
     most_prompt = max((worker.num_prompt_tokens for worker in known), default=0.0)
@@ -92,7 +92,7 @@ def reported_calibration(name: str, workers: Sequence[ReportedWorker]) -> Calibr
 
 
 def _mean_step_time(workers: Sequence[ReportedWorker]) -> StepTimeModel:
-    """Prices on a worker's own cores. Who computed more of what a price is of, knows it better."""
+    """Prices on a worker's own cores: means over workers, weighted by how much of the priced work each has computed."""
     models = [worker.step_time.on(1.0) for worker in workers]
     prompts = [worker.num_prompt_tokens for worker in workers]
     answers = [worker.num_answer_tokens for worker in workers]
@@ -110,12 +110,12 @@ def _mean_step_time(workers: Sequence[ReportedWorker]) -> StepTimeModel:
 
 
 def _plain(model: StepTimeModel) -> StepTimeModel:
-    """The prices alone: a machine says itself on how many cores they hold."""
+    """Only the prices. The machine says for how many cores they are valid."""
     return replace(model, cores=1.0, core_gain=None)
 
 
 def _transfer(workers: Sequence[ReportedWorker], typical: TransferModel) -> TransferModel:
-    """Reads took so long on average; what bytes do not explain at a usual rate is messages on their way."""
+    """The model of reads from their mean time: the part that bytes at the usual rate do not explain is latency."""
 
     def total(name: str) -> float:
         return sum(worker.counters.get(name, 0.0) for worker in workers)

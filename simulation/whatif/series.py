@@ -1,4 +1,4 @@
-"""How a run went over its time: first tokens, gaps and utilisation, window by window."""
+"""A run over time: TTFT, gaps and utilisation for each window of time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ MAX_WINDOWS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Figures of consecutive windows of ``window_s``; nan where a window had nothing.
+    """Figures of consecutive windows of ``window_s``; nan where a window had no values.
 
-    First tokens go by when their requests left, gaps by when they ended. utilisation: percent of all workers' time.
+    TTFTs belong to the window in which their request was sent, gaps to the one in which they ended. utilisation:
+    percent of all workers' time.
     """
 
     window_s: float

@@ -1,4 +1,4 @@
-"""Where the requests of a question come from: a described load, or a file of recorded arrivals in either form."""
+"""Sources of a question's requests: a described load, or a file of recorded arrivals in one of two formats."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from simulation.whatif.recorded import RecordedSource
 
 WARM_UP_S = 10.0
 MAX_WARM_UP = 200
-"""Requests that workers learn from at most."""
+"""The most requests in a warm-up."""
 
 MAX_DESCRIBED = 1_000_000
-"""Requests of a described load at most: they are made before the first is simulated."""
+"""The most requests of a described load: all are made before the first one is simulated."""
 
 WARM_UP_BIT = 1 << 30
-"""Set in every token of a warm-up, and in none of a load."""
+"""A bit that is set in all tokens of a warm-up, and in no token of a load."""
 
 MAX_LENGTH = 10_000_000
 EXAMPLE = '{"t": 0.5, "prompt_tokens": 100, "output_tokens": 20}'
@@ -60,7 +60,7 @@ class ArrivalRow(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSource:
-    """A file of arrivals: those that leave in ``seconds`` behind ``start_s``, ``speed`` times as fast, their lengths
+    """The arrivals of a file that are sent within ``seconds`` after ``start_s``, ``speed`` times as fast, their lengths
     divided by ``scale``.
     """
 
@@ -71,7 +71,7 @@ class TraceSource:
     scale: int = 1
 
     def load(self) -> list[Arrival]:
-        """The arrivals in the order of their times; the first second of the part is their 0.
+        """The arrivals in the order of their times. The start of the part becomes time 0.
 
         Raises:
             LoadError: There is no such file, or a line is not a request.
@@ -90,7 +90,7 @@ class TraceSource:
         )
 
     def _arrivals(self, times: list[float]) -> Iterator[Arrival]:
-        """All of the file, one after the other, since prompts take memory; ``times`` gets when they leave."""
+        """All arrivals of the file, one by one, since prompts take memory. ``times`` collects when they are sent."""
         for number, line in enumerate(self._lines(), start=1):
             if line.strip():
                 arrival = self._read(line, number)
@@ -126,7 +126,7 @@ class TraceSource:
 
 
 def _problem(problem: ErrorDetails) -> str:
-    """What is wrong with a line, with the value that is."""
+    """The message about a mistake in a line, with the wrong value."""
     place = ".".join(map(str, problem["loc"]))
     if problem["type"] == "missing":
         return f"{place} is missing"
@@ -153,7 +153,7 @@ def _plain(row: ArrivalRow, number: int, scale: int) -> Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedSource:
-    """A synthetic load: a mix and a shape at a mean rate, which both halves of a step load have."""
+    """A synthetic load: a mix and a shape at a mean rate. Both halves of a step load have this rate."""
 
     mix: str
     shape: str
@@ -162,10 +162,10 @@ class DescribedSource:
     seed: int = 0
 
     def load(self) -> list[Arrival]:
-        """Its requests.
+        """The requests of the load.
 
         Raises:
-            LoadError: There is no such load, or none of its requests falls into its time, or too many.
+            LoadError: There is no such load, or it has no requests within its time, or too many.
         """
         rates = dict.fromkeys(("prompt_heavy", "balanced", "decode_heavy"), self.rate)
         spec = LoadSpec(
@@ -190,7 +190,7 @@ Source = TraceSource | RecordedSource | DescribedSource
 
 
 def warm_up_of(arrivals: Sequence[Arrival]) -> list[Arrival]:
-    """What workers learn from before the load: how it begins, with prompts that share nothing with its own."""
+    """The warm-up from which workers learn: the beginning of the load, with prompts that share no prefix with it."""
     early = [arrival for arrival in arrivals if arrival.at_s < WARM_UP_S][:MAX_WARM_UP]
     return [replace(arrival, prompt=_others(arrival.prompt)) for arrival in early]
 
