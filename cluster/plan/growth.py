@@ -42,7 +42,7 @@ def _grown(config: BatonConfig, pool: str, nodes: Sequence[Node]) -> Placement:
 
 
 def _changes(config: BatonConfig, pool: str, num_fitting: int, nodes: Sequence[Node]) -> Iterator[Change]:
-    """Changes that would let a pool grow to its maximum: lower values of such settings, or leaving them out."""
+    """Changes after which a pool can grow to its maximum: a lower maximum, or leaving one of ``KEYS`` out."""
     yield Change.of(((pool, "scaling", "max_replicas"), num_fitting))
 
     def helps(changed: BatonConfig) -> bool:
