@@ -18,7 +18,7 @@ from benchmarks.cpu_watch import CpuWatch, spent
 from benchmarks.token_stream import Answer, LoadError, StreamClient
 
 LIMIT_S = 300.0
-"""What the first answers and the last ones may take beside the window."""
+"""Time allowed for the first and the last answers, in addition to the window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

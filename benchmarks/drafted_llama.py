@@ -23,7 +23,7 @@ _CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfo
 
 
 def write_worded_llama(model: Path, dtype: torch.dtype) -> None:
-    """Write the 125 M Llama with a tokenizer whose texts are the same tokens again."""
+    """Write the 125 M Llama with a tokenizer that encodes its decoded texts to the same tokens."""
     model.mkdir()
     write_random_llama(model, dtype)
     _name_words(model)
@@ -50,7 +50,7 @@ def _layer_of(name: str) -> int:
 
 
 def _name_words(directory: Path) -> None:
-    """Give every token a word of its own, so that a text is the same tokens again."""
+    """Give every token its own word, so that encoding a decoded text gives the same tokens."""
     words = models.WordLevel({f"w{token_id}": token_id for token_id in range(VOCAB_SIZE)}, unk_token="w0")
     tokenizer = Tokenizer(words)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

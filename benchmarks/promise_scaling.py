@@ -50,7 +50,7 @@ class Result:
 
 Changes = Sequence[str]
 Measure = Callable[[int | None], tuple[Result, Changes]]
-"""What so many workers make of a load, or (None) as many as the promise needs; and what was changed meanwhile."""
+"""How a load is served by this many workers, or (None) by as many as the promise needs; and the changes of size."""
 
 
 def daily_load(
@@ -74,7 +74,7 @@ def daily_share(at_s: float, *, low: float, period_s: float, sharpness: float) -
 
 
 def thinned(load: Sequence[Arrival], *, low: float, period_s: float, sharpness: float) -> list[Arrival]:
-    """As many of the requests as let a load that is even rise and fall."""
+    """A random part of the requests, thinned out so that an even load rises and falls over the day."""
     source = random.Random("thinned")
     return [
         item
@@ -96,13 +96,13 @@ def fixed_result(num_workers: int, machine: Machine, promise: Promise, load: Seq
 
 
 def best_fixed(results: dict[int, Result], *, target: float) -> int:
-    """The fewest workers that attain the target; where none does, the fewest of the highest attainment."""
+    """The fewest workers that attain the target; if none does, the fewest workers with the highest attainment."""
     keeping = [number for number, result in results.items() if result.attainment >= target]
     return min(keeping) if keeping else max(results, key=lambda number: (results[number].attainment, -number))
 
 
 def rules_of(args: argparse.Namespace) -> ScalingRules:
-    """Half of the workers that there may be are of each pool."""
+    """Each pool may have half of the largest number of workers."""
     most = args.max_workers
     bounds = {"prefill": PoolBounds(least=1, most=most // 2), "decode": PoolBounds(least=1, most=most - most // 2)}
     return ScalingRules(pools=bounds, target=args.target, window_s=args.window, hold_s=args.hold, start_s=args.start_up)
@@ -162,7 +162,7 @@ def virtual_measure(load: Sequence[Arrival], args: argparse.Namespace) -> Measur
 
 
 def trace_load(args: argparse.Namespace) -> list[Arrival]:
-    """The stretch of the trace that was asked for, without what no worker of the machine could take."""
+    """The requested stretch of the trace, without requests that are too large for any worker of the machine."""
     source = TraceSource(
         file=args.trace, start_s=args.start_s, seconds=args.seconds, speed=args.speed, scale=args.scale
     )

@@ -58,7 +58,7 @@ class Sides:
         )
 
     def virtual(self, num_workers: int | None) -> tuple[Result, Changes]:
-        """So many workers, or (None) as many as the promise needs."""
+        """Serve with this many workers, or (None) with as many as the promise needs."""
         layout = replace(unified(num_workers or 1, self._machine), promise=self._promise)
         if num_workers is not None:
             run = simulate(layout, self._load, warm_up=self._warm_up)

@@ -56,7 +56,7 @@ class Stage:
         return found[0]
 
     def path(self) -> list[psutil.Process]:
-        """The processes that a token passes: the front, and what is behind it."""
+        """The processes that a token passes through: the front end, and the processes behind it."""
         return [self.front(), *self._named("Replica:baton:prefill", "Replica:baton:decode", "PlainGenerator")]
 
     def _named(self, *names: str) -> list[psutil.Process]:
@@ -102,7 +102,7 @@ def cpu_s(*processes: psutil.Process) -> float:
 
 
 def idle_share(target: Stage) -> float:
-    """Processors that the processes of the path keep busy while nobody asks for anything."""
+    """CPU use of the processes of the path without any requests, in cores."""
     path = target.path()
     before = cpu_s(*path)
     time.sleep(IDLE_S)
@@ -215,7 +215,7 @@ def main() -> None:
                 if args.memory_requests and who == "baton_haproxy":
                     rows += memory(target, args.memory_requests)
     finally:
-        # What was measured is worth having, even if a later stage does not come to its end.
+        # Keep the rows measured so far, even if a later stage fails.
         publish(
             rows + ratios(rows),
             packages=("ray", "fastapi", "uvicorn"),

@@ -51,7 +51,7 @@ from router.settings import RouterSettings
 SCALE = 32
 BLOCK_SIZE = 512 // SCALE
 NUM_SAMPLES = 60
-"""Looks at all KV usages, after the first fifth of the time."""
+"""How many times the KV usage of all replicas is sampled, after the first fifth of the time."""
 TRACE = Path("mooncake-conversation-trace.jsonl")
 STEP_TIME = StepTimeModel(
     base_s=5e-3, row_s=1e-4, context_token_s=1e-8, prompt_token_s=1e-5, prompt_read_s=1e-10, error=0.1, num_steps=1000
@@ -101,7 +101,7 @@ def read_trace(path: Path, num_requests: int) -> list[TraceRequest]:
 
 
 class Names:
-    """The pool's view of the simulated workers: names and sizes; everything else is told, not asked.
+    """The pool's view of the simulated workers: names and sizes. Everything else arrives in their reports.
 
     With ``share_hosts`` each has a core of a host that it shares with the worker of the same number of the other role.
     """
@@ -140,7 +140,7 @@ class Names:
 
 
 def make_pool(role: str, policy: str, sizes: dict[str, int]) -> ReplicaPool:
-    """A real pool that knows its replicas, and hears all of them: it sends nothing to one that it does not."""
+    """A real pool that knows its replicas and has reports from all of them; without one it sends them no requests."""
     pool = ReplicaPool(ROLES[role], Names(sizes), policy=policy, settings=SETTINGS, mirrors_cache=True)  # type: ignore[arg-type]
     asyncio.run(_meet(pool))
     for name, num_blocks in sizes.items():

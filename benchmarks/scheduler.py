@@ -181,7 +181,7 @@ def run_step(scheduler: Scheduler, sampled: ModelRunnerOutput | None = None) -> 
 
 
 def fill_scheduler(num_running: int, *, num_steps: int, num_waiting: int, num_loading: int) -> Scheduler:
-    """A scheduler with so many requests past their prompt, and so many more that wait or load."""
+    """A scheduler with the given numbers of decoding requests, and of further requests that wait or load."""
     rng = np.random.default_rng(0)
     blocks_each = (PROMPT_TOKENS + num_steps) // BLOCK_SIZE + 3
     scheduler = make_scheduler(

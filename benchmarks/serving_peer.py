@@ -58,7 +58,7 @@ METRICS = {"tokens_per_s": "tokens/s", "ttft_p50_ms": "ms", "itl_p50_ms": "ms"}
 WARM_WINDOW_S = 2.0
 REST_S, IDLE_S = 3.0, 10.0
 WAKE_S = 1.0
-"""After it stood still a server catches up with what it does by the clock."""
+"""Pause after a server was stopped, in which it catches up with its timers."""
 
 MENTIONED_MS = 0.005
 

@@ -77,7 +77,7 @@ BUSY_DECODE = {"role": "decode", "choose": "random", "min_running": 1}
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What breaks, and which roles it touches: two kinds that touch no role together can happen at the same time."""
+    """A kind of fault, and the roles that it affects. Two kinds without a common role can happen at the same time."""
 
     roles: frozenset[str]
     steps: tuple[Mapping[str, Any], ...]
@@ -145,7 +145,7 @@ def _with_command(step: Mapping[str, Any], command: Sequence[str]) -> Mapping[st
 
 
 async def wait_until_whole(cluster: TwoNodes) -> None:
-    """Return when all that was asked for is there: a cluster is ready with one worker of each kind."""
+    """Return when all wanted workers are there: a cluster is ready as soon as it has one worker of each kind."""
     deadline_s = time.monotonic() + RECOVERY_S
     async with httpx.AsyncClient(
         base_url=cluster.url, headers=cluster.headers, timeout=30.0, trust_env=False

@@ -120,7 +120,7 @@ class Engine:
 def requests_of(
     text: Text, *, batch: int, number: int, max_tokens: int, quoting: bool = False
 ) -> list[GenerateRequest]:
-    """Requests for such answers; those of two rounds differ, but where a text comes again."""
+    """Requests for such answers. Two rounds have different requests, unless the texts are meant to repeat."""
     round_number = 0 if text == "again" else number
     generator = torch.Generator().manual_seed(1000 * TEXTS.index(text) + round_number)
     requests: list[GenerateRequest] = []
@@ -143,7 +143,7 @@ def requests_of(
 def with_predictions(
     requests: list[GenerateRequest], text: Text, answers: dict[str, list[int]]
 ) -> list[GenerateRequest]:
-    """What the requests' callers predict, who know the answers about as well as the text says."""
+    """The predictions of the requests' callers. The kind of text says how well they know the answers."""
     if text not in ("edited", "wrong"):
         return requests
     known = {name: before_edits(answer) if text == "edited" else answer[::-1] for name, answer in answers.items()}

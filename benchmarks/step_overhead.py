@@ -33,7 +33,7 @@ from engine.frontend.engine_core import EngineCore
 
 MODEL_PARTS = ("forward", "logits")
 NUM_SPARE_STEPS = 8
-"""More than are timed, so that no request ends in one that is."""
+"""Requests last this many steps longer than are timed, so that no request ends in a timed step."""
 
 
 def _runner_of(core: EngineCore) -> Any:
@@ -42,7 +42,7 @@ def _runner_of(core: EngineCore) -> Any:
 
 
 class StepClock:
-    """Times the parts of an engine's steps by standing between it and them."""
+    """Times the parts of an engine's steps by wrapping the methods that the engine calls."""
 
     def __init__(self, core: EngineCore) -> None:
         self.steps: list[dict[str, float]] = []
