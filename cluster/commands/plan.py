@@ -135,7 +135,7 @@ def _with_gpus(node: Node, config: BatonConfig) -> Node:
 
 
 def _cpu_dtype(config: BatonConfig, model: ServedModel) -> str:
-    """What ``dtype: auto`` means on this machine's CPU; on others nothing is known of theirs."""
+    """What ``dtype: auto`` means on this machine's CPU. For other machines it is not known."""
     if config.dtype != "auto":
         return ""
     import torch
