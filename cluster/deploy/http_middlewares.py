@@ -39,6 +39,7 @@ def limits_of_environment(environment: Mapping[str, str]) -> HttpLimits:
         max_header_bytes=int(environment.get("BATON_PROXY_MAX_HEADER_BYTES", standard.max_header_bytes)),
         header_timeout_s=float(environment.get("BATON_PROXY_HEADER_TIMEOUT_S", standard.header_timeout_s)),
         max_connections=int(environment.get("BATON_PROXY_MAX_CONNECTIONS", standard.max_connections)),
+        write_timeout_s=float(environment.get("BATON_PROXY_WRITE_TIMEOUT_S", standard.write_timeout_s)),
     )
 
 

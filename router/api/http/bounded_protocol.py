@@ -8,6 +8,7 @@ that sees whole requests compares those exactly (``router.api.http.guard``).
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 from weakref import WeakKeyDictionary
@@ -20,6 +21,7 @@ from router.api.errors import error_response
 from router.api.http.connection_room import ConnectionRoom
 from router.errors import HeadersTimeoutError, HeadersTooLargeError, RouterError, TooManyConnectionsError
 from router.security import SecuritySettings
+from router.settings import RouterSettings
 
 LINE_BYTES = 64
 """What a line may have beside a header's name and value: the colon, spaces, its end."""
@@ -39,24 +41,27 @@ _rooms: WeakKeyDictionary[ServerState, ConnectionRoom] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """How many connections may be open, and what each may send before its request is there.
+    """How many connections may be open, what each may send before its request is there, and how long it may leave
+    what it was sent unread.
 
-    ``router.security`` says what the numbers mean.
+    ``router.security`` and ``router.settings`` say what the numbers mean.
     """
 
     max_num_headers: int = DEFAULTS.max_num_headers
     max_header_bytes: int = DEFAULTS.max_header_bytes
     header_timeout_s: float = DEFAULTS.header_timeout_s
     max_connections: int = DEFAULTS.max_connections
+    write_timeout_s: float = RouterSettings().write_timeout_s
 
     @classmethod
-    def of(cls, settings: SecuritySettings) -> Self:
+    def of(cls, settings: SecuritySettings, *, write_timeout_s: float) -> Self:
         """Those of a router's settings."""
         return cls(
             max_num_headers=settings.max_num_headers,
             max_header_bytes=settings.max_header_bytes,
             header_timeout_s=settings.header_timeout_s,
             max_connections=settings.max_connections,
+            write_timeout_s=write_timeout_s,
         )
 
     @property
@@ -98,6 +103,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
         super().connection_made(transport)
+        _end_if_unread(transport.get_extra_info("socket"), timeout_s=self.limits.write_timeout_s)
         if self._room.admit(len(self.connections)):
             self._room.wait(self)
             self._start_timer()
@@ -238,6 +244,16 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+
+def _end_if_unread(peer: socket.socket | None, *, timeout_s: float) -> None:
+    """Have the system end a connection whose client takes nothing of what waits for it, for so long.
+
+    Nobody else could: an answer is complete once it is written, and a connection that is to be closed is kept until
+    all of it is sent.
+    """
+    if peer is not None and peer.family in (socket.AF_INET, socket.AF_INET6):
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(int(timeout_s * 1000), 1))
 
 
 class LingeringTransport:

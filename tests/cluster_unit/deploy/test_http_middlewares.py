@@ -47,10 +47,11 @@ async def test_request_id_that_breaks_the_rule_is_replaced(tmp_path: Path, path:
 
 def test_limits_of_headers_are_those_of_the_configuration() -> None:
     security = {"max_num_headers": 7, "max_header_bytes": 999, "header_timeout_s": 2.5, "max_connections": 8}
-    told = proxy_environment(BatonConfig.model_validate({"model": "m", "security": security}))
+    settings = {"model": "m", "security": security, "router": {"write_timeout_s": 3.5}}
+    told = proxy_environment(BatonConfig.model_validate(settings))
 
     assert limits_of_environment(told) == HttpLimits(
-        max_num_headers=7, max_header_bytes=999, header_timeout_s=2.5, max_connections=8
+        max_num_headers=7, max_header_bytes=999, header_timeout_s=2.5, max_connections=8, write_timeout_s=3.5
     )
     assert limits_of_environment({}) == HttpLimits()
 
