@@ -190,6 +190,18 @@ class TooManyConnectionsError(RouterError):
         )
 
 
+class TooManyPipelinedError(RouterError):
+    """A client sent more requests ahead than may wait for the answers to those before."""
+
+    code = "too_many_pipelined"
+
+    def __init__(self, *, max_num_pipelined: int) -> None:
+        super().__init__(
+            f"a connection may send {max_num_pipelined} requests ahead while it waits for an answer, not more: read "
+            "the answers, or open another connection"
+        )
+
+
 _OWN_KEY_HINT: Final = f" (who started the cluster finds its own in {OWN_ADMIN_KEY_FOLDER} on its machine)"
 
 

@@ -19,7 +19,13 @@ from uvicorn.server import ServerState
 
 from router.api.errors import error_response
 from router.api.http.connection_room import ConnectionRoom
-from router.errors import HeadersTimeoutError, HeadersTooLargeError, RouterError, TooManyConnectionsError
+from router.errors import (
+    HeadersTimeoutError,
+    HeadersTooLargeError,
+    RouterError,
+    TooManyConnectionsError,
+    TooManyPipelinedError,
+)
 from router.security import SecuritySettings
 from router.settings import RouterSettings
 
@@ -32,6 +38,10 @@ unread is reset, and the client may lose the answer. A body that goes on puts th
 most."""
 
 RETRY_AFTER_S = 1.0
+
+MAX_NUM_PIPELINED = 16
+"""Requests of a connection that may wait for the answers to those before. One read holds thousands of small ones, and
+each takes kilobytes while it waits."""
 
 DEFAULTS = SecuritySettings()
 
@@ -132,7 +142,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._is_progress = False
         super().data_received(data)
-        if self._has_left or self.transport.is_closing():
+        if self._has_left or self._refusal is not None or self.transport.is_closing():
             return
         if not self._is_progress:
             self._num_unparsed_bytes += len(data)
@@ -156,7 +166,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin a request."""
-        self._is_progress, self._is_in_head = True, False
+        self._is_progress = True
+        if self._refusal is not None:
+            return
+        if len(self.pipeline) >= MAX_NUM_PIPELINED:
+            self._refuse(TooManyPipelinedError(max_num_pipelined=MAX_NUM_PIPELINED))
+            return
+        self._is_in_head = False
         self._stop_timer()
         self._room.end_waiting(self)
         super().on_headers_complete()
@@ -178,7 +194,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Take a part of a body, which others bound."""
         self._is_progress = True
-        super().on_body(body)
+        if self._refusal is None:
+            super().on_body(body)
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or tell what was refused meanwhile."""
