@@ -88,7 +88,7 @@ class RouterService:
         self.chat_renderer = self._chat_renderer(model_dir)
         self.defaults: GenerationDefaults = load_generation_defaults(model_dir, params=params)
         self.tool_format, self.reasoning_format = self._formats()
-        self._detokenizers, self.grammars = DetokenizerFactory(self.tokenizer), GrammarChecker()
+        self._detokenizers, self.grammars = DetokenizerFactory(self.tokenizer), GrammarChecker.of(self.settings)
         self.speller = TokenSpeller(self.tokenizer, self._detokenizers.table)
         self.counters = RouterCounters()
         self._clock = AttentiveClock(max_gap_s=2 * self._refresh_period_s())

@@ -149,7 +149,7 @@ RouterSection = section_of(
         "max_body_values": "JSON values of a request body at most; an object counts as 25 of them.",
         "max_reading_bytes": "Bytes of request bodies over 64 KiB that are read, parsed or tokenized at the same "
         "time; past it as many more wait, then the answer is 503.",
-        "reading_wait_s": "How long such a body waits for others; 0: not at all.",
+        "reading_wait_s": "How long such a body waits for others, and a grammar for those being read; 0: not at all.",
         "read_timeout_s": "How long a request body may take to arrive.",
         "max_num_requests": "Sequences in progress at most; past it the answer is 429. Once requests of several API "
         "keys came, one key has at most three quarters of what the others leave.",

@@ -8,6 +8,7 @@ from router.api.bodies.chat_body import ChatBody
 from router.api.bodies.tools_body import call_rules
 from router.api.parameters.answer_grammar import grammar_names
 from router.errors import InvalidRequestError
+from router.grammar.checker import GrammarCostError
 from router.grammar.grammar_text import GrammarText, lark_grammar
 from router.grammar.lark import TEXT_RULE
 from router.service import RouterService
@@ -112,6 +113,8 @@ async def _checked(service: RouterService, body: ChatBody, rules: CallRules, wri
     """The grammar of calls as workers take it; what is wrong with a tool's schema is told at its place."""
     try:
         return await service.grammars.check(lark_grammar(written), param="tools")
+    except GrammarCostError:
+        raise  # each tool could take as long
     except InvalidRequestError:
         for tool in rules.tools:
             schema = arguments_schema(tool)

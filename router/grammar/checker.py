@@ -8,13 +8,13 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from engine.contract.grammar import MAX_GRAMMAR_BYTES
-from router.errors import InvalidRequestError
+from router.errors import InvalidRequestError, QueueFullError
 from router.grammar.gbnf import GbnfError
 from router.grammar.grammar_text import GrammarText, json_schema_grammar
-from router.grammar.readers import READERS, TOO_LONG, GrammarReaders
+from router.grammar.readers import READERS, TOO_LONG, WAIT_S, GrammarReaders
 from router.grammar.schema_parts import DEFINITIONS, parts_of
 
 T = TypeVar("T")
@@ -41,16 +41,43 @@ UNKNOWN_FORMAT: Final = "Unknown format:"
 """How llguidance's messages begin that do not say what to do instead."""
 
 
+class Waits(Protocol):
+    """The part of a router's settings that says how long requests wait for others that are read."""
+
+    @property
+    def reading_wait_s(self) -> float:
+        """So long, then they are refused."""
+
+    @property
+    def retry_after_s(self) -> float:
+        """When it is worth another try."""
+
+
+class GrammarCostError(InvalidRequestError):
+    """Reading a grammar was given up; its parts were not looked at."""
+
+
 class GrammarChecker:
     """Says what is wrong with a grammar. Used from one event loop.
 
-    What was found right is remembered for a while, by its digest.
+    What was found right is remembered for a while, by its digest, and so is what took too long to read. A grammar waits
+    ``wait_s`` for a thread; a thread is taken until its reading ended, whether or not somebody still wants it, and
+    ``GrammarReaders`` bound how long that is.
     """
 
-    def __init__(self, readers: GrammarReaders = READERS) -> None:
+    def __init__(
+        self, readers: GrammarReaders = READERS, *, wait_s: float = WAIT_S, retry_after_s: float = 1.0
+    ) -> None:
         self._readers = readers
+        self._wait_s, self._retry_after_s = wait_s, retry_after_s
+        self._free = asyncio.Semaphore(MAX_NUM_THREADS)
         self._threads: ThreadPoolExecutor | None = None
-        self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._known: OrderedDict[bytes, str] = OrderedDict()
+
+    @classmethod
+    def of(cls, settings: Waits) -> Self:
+        """One that waits as long as a router's settings say."""
+        return cls(wait_s=settings.reading_wait_s, retry_after_s=settings.retry_after_s)
 
     async def check(self, grammar: GrammarText, *, param: str) -> str:
         """The text of a grammar that a worker can compile.
@@ -62,21 +89,25 @@ class GrammarChecker:
         Raises:
             InvalidRequestError: It is too large or too costly, or says what nobody can follow; the message names the
                 place in the schema where it was made from one.
+            GrammarCostError: It takes too long to read.
+            QueueFullError: Others took all threads for ``wait_s``.
         """
         if grammar.takes_long:
             text = await self._in_thread(_text_of, grammar, param)
         else:
             text = _text_of(grammar, param)
         digest = hashlib.sha256(text.encode()).digest()
-        if digest in self._known:
-            self._known.move_to_end(digest)
-            return text
-        problem = await self._in_thread(find_problem, grammar, text, self._readers)
-        if problem is not None:
-            raise _refusal(problem[1], f"{param}{problem[0]}", param)
-        self._known[digest] = None
+        if digest not in self._known:
+            found = await self._in_thread(find_problem, grammar, text, self._readers)
+            place, problem = ("", "") if found is None else found
+            if problem and TOO_LONG not in problem:
+                raise _refusal(problem, f"{param}{place}", param)
+            self._known[digest] = problem
+        self._known.move_to_end(digest)
         while len(self._known) > MAX_NUM_KNOWN:
             self._known.popitem(last=False)
+        if problem := self._known[digest]:
+            raise _refusal(problem, param, param, kind=GrammarCostError)
         return text
 
     def close(self) -> None:
@@ -88,7 +119,22 @@ class GrammarChecker:
     async def _in_thread(self, job: Callable[..., T], *arguments: object) -> T:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(MAX_NUM_THREADS, thread_name_prefix="baton-grammar-check")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, job, *arguments)
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._free.acquire()
+        except TimeoutError:
+            raise QueueFullError(
+                f"{MAX_NUM_THREADS} grammars that take long are being read, which is the limit; try again later",
+                retry_after_s=self._retry_after_s,
+            ) from None
+        reading = asyncio.get_running_loop().run_in_executor(self._threads, job, *arguments)
+        reading.add_done_callback(self._on_read)
+        return await asyncio.shield(reading)
+
+    def _on_read(self, reading: asyncio.Future[Any]) -> None:
+        self._free.release()
+        if not reading.cancelled():
+            reading.exception()  # whoever asked may have left
 
 
 def find_problem(grammar: GrammarText, text: str, readers: GrammarReaders = READERS) -> tuple[str, str] | None:
@@ -128,9 +174,11 @@ def _text_of(grammar: GrammarText, param: str) -> str:
     return text
 
 
-def _refusal(problem: str, place: str, param: str) -> InvalidRequestError:
+def _refusal(
+    problem: str, place: str, param: str, *, kind: type[InvalidRequestError] = InvalidRequestError
+) -> InvalidRequestError:
     told = problem if len(problem) <= MAX_MESSAGE_CHARACTERS else f"{problem[:MAX_MESSAGE_CHARACTERS]}..."
-    return InvalidRequestError(f"the parameter '{place}' is invalid: {told}", code="invalid_parameter", param=param)
+    return kind(f"the parameter '{place}' is invalid: {told}", code="invalid_parameter", param=param)
 
 
 def _problem_of(text: str, readers: GrammarReaders) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from router.grammar.checker import GrammarChecker
+from router.grammar.readers import TOO_LONG, GrammarReaders
 from router.text.tokenizer import Tokenizer
 from tests.support.router.fake_workers import scripted
 from tests.support.router.router_rig import RouterRig, router_rig
@@ -21,6 +23,18 @@ LONG = "mcp__" + "a-b_" * 30 + "end"
 """128 characters, as many as Anthropic allows."""
 
 USER = {"role": "user", "content": "hi"}
+
+
+class CostlyReaders(GrammarReaders):
+    """Finds that everything takes too long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def problem_of(self, text: str) -> str:
+        self.texts.append(text)
+        return f"{TOO_LONG} 5 s of a processor"
 
 
 @pytest.fixture
@@ -143,3 +157,15 @@ async def test_only_strict_tools_are_refused_for_a_pattern_that_no_grammar_follo
     assert answer.status_code == 200, answer.text
     assert refused.status_code == 400
     assert "tools.0.function.parameters.properties.price" in refused.json()["error"]["message"]
+
+
+async def test_tools_that_take_too_long_together_are_not_read_one_by_one(rig: RouterRig) -> None:
+    readers = CostlyReaders()
+    rig.service.grammars.close()
+    rig.service.grammars = GrammarChecker(readers)
+    tools = [{"type": "function", "function": {"name": f"t{number}"}} for number in range(5)]
+
+    answer = await rig.chat(tools=tools, tool_choice="required")
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+    assert len(readers.texts) == 1
