@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from typing import Any
+from unicodedata import bidirectional, category
 
 import httpx
 
@@ -11,6 +12,8 @@ from cluster.plan.preflight import PreflightError
 from router.errors import OWN_ADMIN_KEY_FOLDER
 
 MAX_PORT = 65_535
+
+_TURNS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
 
 
 class NotBatonError(httpx.HTTPError):
@@ -97,6 +100,33 @@ def bearer(api_key: str) -> dict[str, str]:
     if not api_key.isascii() or not api_key.isprintable():
         raise PreflightError("the API key has characters that no key has")
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def for_terminal(text: str) -> str:
+    """A text from a cluster without what would steer the terminal: such characters are shown by their numbers.
+
+    Models write what they are told to, and messages repeat what other callers sent.
+    """
+    return "".join(
+        character if character in "\n\t" or not _steers(character) else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+def shown(value: Any) -> Any:
+    """The same JSON value with all its texts ``for_terminal``."""
+    if isinstance(value, str):
+        return for_terminal(value)
+    if isinstance(value, list):
+        return [shown(item) for item in value]
+    if isinstance(value, dict):
+        return {name: shown(item) for name, item in value.items()}
+    return value
+
+
+def _steers(character: str) -> bool:
+    """True for control characters, and for those that turn the direction of what follows."""
+    return category(character) == "Cc" or bidirectional(character) in _TURNS
 
 
 def cluster_url(text: str) -> str:

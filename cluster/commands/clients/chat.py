@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from cluster.client import NotBatonError, answer_of, bearer, code_of, message_of
+from cluster.client import NotBatonError, answer_of, bearer, code_of, for_terminal, message_of
 from cluster.config.served_model import BUILTIN_MODEL_NAME, BUILTIN_QUESTION
 
 TIMEOUT = httpx.Timeout(10.0, read=600.0)
@@ -50,7 +50,7 @@ def chat(url: str, console: Console, *, api_key: str = "") -> None:
     """
     with httpx.Client(base_url=url, headers=bearer(api_key), timeout=TIMEOUT, trust_env=False) as client:
         model = first_model(client)
-        console.print(greeting(model), highlight=False, markup=False, soft_wrap=True)
+        console.print(for_terminal(greeting(model)), highlight=False, markup=False, soft_wrap=True)
         messages: list[dict[str, str]] = []
         while (question := ask(console)) not in (None, EXIT):
             if question == NEW:
@@ -62,7 +62,7 @@ def chat(url: str, console: Console, *, api_key: str = "") -> None:
             try:
                 answer = answer_in_context(client, model, messages, console)
             except ChatError as error:
-                console.print(f"error: {error}", markup=False, highlight=False)
+                console.print(for_terminal(f"error: {error}"), markup=False, highlight=False)
                 messages.pop()
                 continue
             messages.append({"role": "assistant", "content": answer})
@@ -116,7 +116,7 @@ def print_answer(pieces: Iterable[str], console: Console) -> str:
     """Print an answer as it comes, and return it whole."""
     answer = ""
     for piece in pieces:
-        console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
+        console.print(for_terminal(piece), end="", markup=False, highlight=False, soft_wrap=True)
         answer += piece
     console.print()
     return answer

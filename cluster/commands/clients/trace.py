@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cluster.client import answer_of, bearer
+from cluster.client import answer_of, bearer, shown
 
 TIMEOUT_S = 15.0
 BAR_WIDTH = 24
@@ -33,11 +33,11 @@ def trace(url: str, request_id: str, console: Console, *, as_json: bool, api_key
         else:
             answer = answer_of(client.get("/v1/requests", params={"limit": NUM_LISTED}), "data")
     if as_json:
-        console.print_json(json.dumps(answer))
+        console.print_json(json.dumps(answer), ensure_ascii=True)
     elif request_id:
-        print_waterfall(answer, console)
+        print_waterfall(shown(answer), console)
     else:
-        console.print(requests_table(answer["data"]))
+        console.print(requests_table(shown(answer["data"])))
 
 
 def print_waterfall(answer: dict[str, Any], console: Console) -> None:
