@@ -34,5 +34,5 @@ class InternalErrorMiddleware:
             if scope["type"] != "http" or BEGUN_KEY in scope:
                 raise
             path = scope["path"][:MAX_SHOWN_CHARACTERS]
-            logger.exception("request failed: path=%s x_request_id=%s", path, scope[SCOPE_KEY])
+            logger.exception("request failed: path=%r x_request_id=%s", path, scope[SCOPE_KEY])
             await error_response(InternalError())(scope, receive, send)

@@ -56,4 +56,4 @@ class DirectRoutes:
         except (OSError, ClientDisconnect):
             if not patient.gave_up:
                 raise
-            logger.info("client does not read: path=%s", scope["path"][:80])
+            logger.info("client does not read: path=%r", scope["path"][:80])

@@ -107,3 +107,12 @@ async def test_client_that_does_not_read_what_is_not_generated_is_given_up_too(
         sent = await post(rig, path, body, is_body)
 
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+
+
+async def test_path_begins_no_line_of_the_log(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="baton")
+    async with router_rig(model_dir, settings=IMPATIENT) as rig:
+        await post(rig, "/x\n2026-01-01 ERROR 1 baton: all is lost\x1b[2J", {}, is_body)
+
+    (told,) = [record.getMessage() for record in caplog.records if "does not read" in record.getMessage()]
+    assert told.isprintable()
