@@ -14,6 +14,7 @@ from numba import cfunc, config, njit, types
 from engine.kernels.machine_code import float_from_bits
 
 ROOT_USER = 0
+PRIVATE_FOLDER = 0o700
 
 
 def cache_folder(wanted: str) -> Path | None:
@@ -33,7 +34,7 @@ def cache_folder(wanted: str) -> Path | None:
     for place in (Path(wanted), beside, of_user) if wanted else (beside, of_user):
         try:
             folder = place.expanduser() / name
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
             TemporaryFile(dir=folder).close()
             is_ours = _is_ours(folder)
         except (OSError, RuntimeError):  # RuntimeError: this user has no home
@@ -45,7 +46,7 @@ def cache_folder(wanted: str) -> Path | None:
 
 def _is_ours(folder: Path) -> bool:
     state = folder.stat()
-    return state.st_uid in (os.geteuid(), ROOT_USER) and not state.st_mode & stat.S_IWOTH
+    return state.st_uid in (os.geteuid(), ROOT_USER) and not state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 FASTMATH = {"reassoc", "contract", "arcp", "nsz"}

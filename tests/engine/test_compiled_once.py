@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from engine.kernels import compiled_once
+from engine.kernels.compiled import cache_folder
 from engine.kernels.compiled_once import Kernel, compile_now, compile_wanted, name_of, want
 
 TIMEOUT_S = 800.0
@@ -82,6 +84,21 @@ def somebody_compiles(kernel: Kernel, folder: Path) -> Iterator[None]:
     with (folder / f"{kernel.func.__qualname__}.lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702])
+def test_machine_code_is_kept_where_nobody_else_can_write(tmp_path: Path, mode: int) -> None:
+    before = os.umask(0o002)
+    try:
+        folder = cache_folder(str(tmp_path))
+    finally:
+        os.umask(before)
+
+    assert folder is not None
+    assert folder.parent == tmp_path
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(mode)
+    assert cache_folder(str(tmp_path)) != folder
 
 
 def test_what_another_process_compiles_comes_last_and_is_waited_for(folder: Path) -> None:
