@@ -19,7 +19,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.runtime import Context
-from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
+from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
 
 MAX_STEPS = 2_000_000
 """Turns of loops, operations and calls of one rendering: a second or two."""
@@ -39,6 +39,7 @@ _MAX_INDENT = 16
 _PADDING = frozenset({"center", "ljust", "rjust", "zfill"})
 _SPLITTING = frozenset({"split", "rsplit", "splitlines"})
 _FORMAT_WIDTH = re.compile(r"%[^a-zA-Z%]*?(\*|\d{4,})")
+_FIELD_WIDTH = re.compile(r"\d{4,}")
 
 
 SizeOf: TypeAlias = Callable[..., int]
@@ -102,6 +103,29 @@ class _BoundedCode(CodeGenerator):
             self.visit(part, frame)
             self.write(", ")
         self.write("))")
+
+
+class _Formatter(SandboxedFormatter):
+    """Makes the fields of a text within the budget."""
+
+    def __init__(self, env: BoundedEnvironment) -> None:
+        super().__init__(env)
+        self._budget = env.budget
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """One field, whose width may come from a value."""
+        self._budget.step()
+        self._budget.make(_size(value) + sum(map(int, _FIELD_WIDTH.findall(format_spec))))
+        text: str = super().format_field(value, format_spec)
+        return text
+
+
+class _EscapeFormatter(_Formatter, SandboxedEscapeFormatter):
+    """The same for a text that was escaped."""
+
+    def __init__(self, env: BoundedEnvironment, escape: Callable[[Any], str]) -> None:
+        SandboxedEscapeFormatter.__init__(self, env, escape=escape)
+        self._budget = env.budget
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -184,6 +208,21 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 args = (_listed(args[0]),)
             budget.make(len(subject) + _method_size(subject, __obj.__name__, *args, **kwargs))
         return super().call(__context, __obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """What formats in place of a text's method ``format`` or ``format_map``; None for any other value."""
+        if super().wrap_str_format(value) is None:
+            return None
+        form: str = value.__self__
+        escape = getattr(form, "escape", None)  # of a text that was escaped
+
+        def formatted(*arguments: Any, **options: Any) -> str:
+            formatter = _Formatter(self) if escape is None else _EscapeFormatter(self, escape)
+            if value.__name__ == "format_map":
+                (options,), arguments = arguments, ()
+            return type(form)(formatter.vformat(form, arguments, options))
+
+        return formatted
 
     def _range(self, *limits: int) -> range:
         numbers = range(*limits)
