@@ -1,1 +1,1 @@
-"""Responses of /v1/responses that are kept for a while, so that others can follow on them."""
+"""Keeps finished responses of /v1/responses for a while, so that later requests can continue from them."""

@@ -1,4 +1,4 @@
-"""Finds a response in whichever router of the cluster keeps it: its id names that router."""
+"""Finds a stored response at the router that keeps it; the response's id names that router."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _ID = re.compile(r"resp_(.{1,128})_[0-9a-f]{32}")
 
 
 class ResponsePeers(Protocol):
-    """The other routers, as far as their responses go."""
+    """How this router reaches the responses that other routers keep."""
 
     def peer_ids(self) -> Sequence[str]:
-        """Those that can be asked now, without a network call."""
+        """Ids of the routers that can be asked now. Makes no network call."""
 
     async def take_order(
         self, router_id: str, order: Order, response_id: str, *, owner: str, timeout_s: float
     ) -> StoredResponse | None:
-        """Ask one to read, delete or cancel a response that it keeps.
+        """Ask one peer to read, delete or cancel a response that it keeps.
 
         Raises:
-            WorkerUnavailableError: It is gone, or does not answer in time.
+            WorkerUnavailableError: The peer is gone, or does not answer in time.
         """
 
 
 class ResponseDirectory:
-    """All responses of the cluster, as one router reaches them."""
+    """Reaches all stored responses of the cluster from one router."""
 
     def __init__(
         self, store: ResponseStore, peers: ResponsePeers, *, own_id: str, timeout_s: float, retry_after_s: float
@@ -41,18 +41,18 @@ class ResponseDirectory:
         self._timeout_s, self._retry_after_s = timeout_s, retry_after_s
 
     async def read(self, response_id: str, *, owner: str) -> StoredResponse:
-        """A response as it is now; raises as ``take_order`` does."""
+        """The current state of a response; raises as ``take_order`` does."""
         return await self.take_order("read", response_id, owner=owner)
 
     async def take_order(self, order: Order, response_id: str, *, owner: str) -> StoredResponse:
-        """Read, delete or cancel a response, where it is.
+        """Read, delete or cancel a response at the router that keeps it.
 
         Returns:
-            The response as it was found, or after it was cancelled.
+            The response as it was found, or as it is after cancellation.
 
         Raises:
-            ResponseNotFoundError: There is none, or not of this owner, or the router that kept it is gone.
-            ResponseUnreachableError: Its router does not answer.
+            ResponseNotFoundError: No such response, it has another owner, or the router that kept it is gone.
+            ResponseUnreachableError: The router that keeps it does not answer.
         """
         match = _ID.fullmatch(response_id)
         router_id = match[1] if match else self._own_id

@@ -1,4 +1,4 @@
-"""The responses that one router keeps: so many, so large together, and for so long."""
+"""The responses that one router keeps, within limits on their count, total size and age."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from engine.versions import across_versions
 from router.fair_shelf import FairShelf
 
 Order: TypeAlias = Literal["read", "delete", "cancel"]
-"""What can be asked of the router that has a response."""
+"""What a router can be asked to do with a response that it keeps."""
 
 _OVERHEAD_BYTES = 1024
-"""What a stored response takes beside its JSON, roughly."""
+"""Approximate memory of a stored response in addition to its JSON, in bytes."""
 
 
 @across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """One response as it is kept, and told to other routers (``engine.versions``).
+    """One response, as it is stored and as it is sent to other routers (``engine.versions``).
 
-    ``owner`` is the hash of the key that it was made with; empty where no key was needed.
-    ``body`` is the response object as JSON. ``items`` are JSON lists: the items of the whole conversation, turn by
-    turn, those that the model wrote in this response at the end. ``status`` is that of the response object; empty from
-    a router of a version that does not tell it.
+    ``owner`` is the hash of the API key that the response was requested with; empty where no key was needed.
+    ``body`` is the response object as JSON. ``items`` are JSON lists, one a turn: the items of the whole conversation,
+    with what the model wrote in this response at the end. ``status`` is the response object's status; it is empty if
+    it comes from a router of a version that does not send it.
     """
 
     response_id: str
@@ -37,7 +37,7 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        """The memory it takes at most: what conversations share is counted for each response."""
+        """Upper bound of its memory in bytes: items that responses share are counted for each response."""
         return _OVERHEAD_BYTES + len(self.body) + sum(map(len, self.items))
 
 
@@ -46,21 +46,21 @@ class RunningResponse(Protocol):
 
     @property
     def owner(self) -> str:
-        """The hash of the key that it was asked for with."""
+        """The hash of the API key that it was requested with."""
 
     def so_far(self) -> StoredResponse:
-        """What it is now."""
+        """The response with what was generated so far."""
 
     def cancel(self, *, keeps: bool) -> None:
-        """End it; what came so far is stored if ``keeps``."""
+        """Stop generating; with ``keeps``, store what was generated so far."""
 
 
 class ResponseStore:
-    """Finished responses by id, oldest first, and those that run.
+    """Finished responses by id, oldest first, and responses that are still running.
 
-    A new one pushes out the oldest ones of the owner who has most, where there would be too many, or too many bytes: no
-    owner loses a response to others while it has no more than an equal part (``router.fair_shelf``). One that is larger
-    than all the room is not kept at all.
+    When a new response exceeds the limit on count or bytes, the oldest responses of the owner who has most are evicted.
+    So no owner loses a response to others while it uses no more than an equal share (``router.fair_shelf``). A response
+    that is larger than the whole store is not kept at all.
     """
 
     def __init__(
@@ -80,29 +80,29 @@ class ResponseStore:
 
     @property
     def num_stored(self) -> int:
-        """How many are kept."""
+        """Number of finished responses that are kept."""
         return self._stored.num_kept
 
     @property
     def num_bytes(self) -> int:
-        """What they take together."""
+        """Memory that the kept responses use together."""
         return self._stored.size
 
     @property
     def num_running(self) -> int:
-        """How many are being generated."""
+        """Number of responses that are being generated."""
         return len(self._running)
 
     def new_id(self) -> str:
-        """An id that nobody can guess, and that names this router."""
+        """An unguessable id that names this router."""
         return f"resp_{self._router_id}_{uuid.uuid4().hex}"
 
     def begin(self, response_id: str, running: RunningResponse) -> None:
-        """Know a response that is being generated, until ``end``."""
+        """Register a response that is being generated, until ``end``."""
         self._running[response_id] = running
 
     def end(self, response_id: str) -> None:
-        """Forget that it runs. Idempotent."""
+        """Unregister a running response. Idempotent."""
         self._running.pop(response_id, None)
 
     def put(self, stored: StoredResponse) -> None:
@@ -112,14 +112,14 @@ class ResponseStore:
         self._stored.put(stored.response_id, kept, owner=stored.owner, size=stored.num_bytes)
 
     def drop_expired(self) -> None:
-        """Forget what is older than the time to live."""
+        """Drop responses that are older than the time to live."""
         now_s = self._clock()
         while (kept := self._stored.oldest()) is not None and kept.until_s <= now_s:
             self._stored.pop(kept.response.response_id)
 
     def take_order(self, order: Order, response_id: str, *, owner: str) -> StoredResponse | None:
-        """Read, delete or cancel a response; None where its owner has none of this id. What is finished stays as it is
-        when it is cancelled.
+        """Read, delete or cancel a response; None if this owner has no response of this id. Cancelling a finished
+        response changes nothing.
         """
         self.drop_expired()
         running = self._running.get(response_id)
@@ -137,7 +137,7 @@ class ResponseStore:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A response until it expires."""
+    """A stored response and when it expires."""
 
     until_s: float
     response: StoredResponse

@@ -1,1 +1,1 @@
-"""What became of each request, part by part, for those who ask where it waited and why there."""
+"""Traces of requests: where each one spent its time, and why it went there."""

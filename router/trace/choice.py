@@ -1,4 +1,4 @@
-"""What was chosen for a request, what was predicted of it, and what else there was."""
+"""Where a request was placed, what was predicted for that plan, and the alternatives."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from router.roles import ROLES
 from router.settings import RouterSettings
 
 MAX_ALTERNATIVES = 4
-"""So many of the other plans are kept, the best first."""
+"""How many of the other plans are kept, the best first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """Workers that could compute a prompt and generate behind it. ``predicted_*`` None: nothing is predicted.
+    """The workers that could compute a prompt and generate after it. ``predicted_*`` None: there is no prediction.
 
-    ``prefill`` None: decided later, or by nobody. ``predicted_cost`` is in the planner's seconds.
-    ``num_head_tokens``: of a prompt that is split, what ``prefill`` computes of it; 0: it is not split.
+    ``prefill`` None: it is decided later, or never. ``predicted_cost`` is in the planner's seconds.
+    ``num_head_tokens``: how many tokens of a split prompt ``prefill`` computes; 0: the prompt is not split.
     """
 
     prefill: str | None
@@ -40,15 +40,15 @@ class Option:
         }
 
     def places(self) -> dict[str, Any]:
-        """The workers alone; ``head_tokens`` is there where the prompt is split."""
+        """The workers alone, without predictions; ``head_tokens`` is included if the prompt is split."""
         places: dict[str, Any] = {"prefill": self.prefill, "decode": self.decode}
         return {**places, "head_tokens": self.num_head_tokens} if self.num_head_tokens else places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One choice. ``reason`` is one of ``router.placement.reason``, or ``policy <name>``; ``at_s`` is by
-    ``time.perf_counter``.
+    """One placement decision. ``reason`` is one of ``router.placement.reason``, or ``policy <name>``; ``at_s`` is in
+    seconds of ``time.perf_counter``.
     """
 
     chosen: Option
@@ -80,7 +80,7 @@ def policy_choice(
     other: str | None = None,
     reason: str | None = None,
 ) -> Choice:
-    """A worker of ``role`` was chosen by its policy, or for ``reason``; ``other`` has the other role, if known."""
+    """A worker of ``role`` that its policy chose, or that ``reason`` did; ``other`` has the other role, if known."""
     names = [chosen, *(item.replica_id for item in pool.candidates((chosen,))[:MAX_ALTERNATIVES])]
     is_prefill = role == "prefill"
     options = [
@@ -91,7 +91,7 @@ def policy_choice(
 
 
 def placed_choice(pool: ReplicaPool, placed: Placed, *, settings: RouterSettings) -> Choice:
-    """Where a request was placed, and what else was weighed."""
+    """Where the planner placed a request, and the plans that it compared."""
     stream, prompt = placed.stream.replica_id, None if placed.prompt is None else placed.prompt.replica_id
     if placed.weighed:
         chosen, *others = map(_option, placed.weighed)

@@ -1,4 +1,4 @@
-"""Finds the trace of a request in whichever router of the cluster ran it."""
+"""Finds a request's trace at the router that ran the request."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from router.trace.recorder import TraceRecorder
 
 
 class TracePeers(Protocol):
-    """The other routers, as far as their traces go."""
+    """How this router reaches the traces that other routers keep."""
 
     def peer_ids(self) -> Sequence[str]:
-        """Those that can be asked now, without a network call."""
+        """Ids of the routers that can be asked now. Makes no network call."""
 
     async def find_trace(self, router_id: str, request_id: str, *, viewer: Viewer, timeout_s: float) -> bytes | None:
-        """Ask one for a request's trace; raises WorkerUnavailableError."""
+        """Ask one peer for a request's trace; raises WorkerUnavailableError."""
 
     async def last_traces(self, router_id: str, limit: int, *, viewer: Viewer, timeout_s: float) -> bytes:
-        """Ask one for the summaries of its last requests; raises WorkerUnavailableError."""
+        """Ask one peer for the summaries of its last requests; raises WorkerUnavailableError."""
 
 
 class TraceDirectory:
-    """All traces of the cluster, as one router reaches them. A request's id does not name its router: all are asked."""
+    """Reaches all traces of the cluster. A request's id does not name its router, so every router is asked."""
 
     def __init__(self, recorder: TraceRecorder, peers: TracePeers, *, timeout_s: float) -> None:
         self.recorder = recorder
@@ -40,7 +40,7 @@ class TraceDirectory:
         """A request's trace as JSON.
 
         Raises:
-            TraceNotFoundError: No router that answers has one of this id that the viewer may see.
+            TraceNotFoundError: No router that answers has a trace of this id that the viewer may see.
         """
         if (own := self.recorder.find(request_id, viewer=viewer)) is not None:
             return own
@@ -58,7 +58,7 @@ class TraceDirectory:
         return rows[:limit]
 
     async def close(self) -> None:
-        """Send the spans that were not sent yet."""
+        """Send the spans that are still unsent."""
         await asyncio.to_thread(self.recorder.close)
 
     def _names(self) -> Sequence[str]:
@@ -80,7 +80,7 @@ class TraceDirectory:
 def trace_directory(
     settings: RouterSettings, peers: TracePeers, *, model: str, router_id: str, tracer: ProcessTracer | None = None
 ) -> TraceDirectory:
-    """The traces of a router with these settings, and those of its peers."""
+    """A directory of this router's traces, by its settings, and of its peers' traces."""
     recorder = TraceRecorder(
         model=model,
         router_id=router_id,

@@ -1,4 +1,4 @@
-"""The times between a request's tokens, in a few numbers however many tokens there are."""
+"""The gaps between a request's tokens (inter-token latency), as a histogram of bounded size."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 from typing import Any
 
 NUM_LARGEST = 8
-"""So many of the longest gaps are kept with their place."""
+"""How many of the longest gaps are kept with their position."""
 
 _STEPS = 16
-"""Buckets a doubling: a percentile is right within 3 %."""
+"""Buckets per doubling: a percentile is right within 3 %."""
 
 
 class Gaps:
-    """Counts gaps in buckets of equal ratio. ``largest`` are those in which nothing came, ``max_s`` the longest."""
+    """Counts gaps in buckets of equal ratio. ``largest`` are the longest pauses, ``max_s`` the longest one."""
 
     __slots__ = ("_counts", "_last_s", "_least_kept_s", "largest", "max_s", "num")
 
@@ -27,11 +27,11 @@ class Gaps:
 
     @property
     def has_begun(self) -> bool:
-        """True once any token came."""
+        """True once a token has arrived."""
         return self._last_s is not None
 
     def tokens(self, now_s: float, num_tokens: int = 1) -> None:
-        """Tokens came, all at once: each had an equal part of the time since those before them."""
+        """Tokens arrived together: each is counted with an equal part of the time since the tokens before them."""
         last_s, self._last_s = self._last_s, now_s
         if last_s is None:
             return
@@ -50,7 +50,7 @@ class Gaps:
             self._least_kept_s = min(self.largest)[0]
 
     def quantile_s(self, share: float) -> float | None:
-        """A gap that ``share`` of all do not exceed, within 3 %; None where there is none."""
+        """The ``share`` quantile of the gaps, within 3 %; None if there are no gaps."""
         wanted, seen = share * self.num, 0
         for bucket in sorted(self._counts):
             seen += self._counts[bucket]
@@ -59,7 +59,7 @@ class Gaps:
         return None
 
     def counts(self) -> list[tuple[float, int]]:
-        """How many gaps were about so long, in milliseconds, the shortest first."""
+        """The histogram: pairs of a length in milliseconds and the number of gaps near it, the shortest first."""
         return [
             (round(min(_middle_s(bucket), self.max_s) * 1e3, 3), self._counts[bucket])
             for bucket in sorted(self._counts)

@@ -1,4 +1,4 @@
-"""Whose a traced request is, and by which names it is asked for."""
+"""Who owns a traced request, and by which ids its trace is found."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from engine.contract.tracing.request_timings import TraceContext
 
 NO_CONTEXT = TraceContext()
-"""The caller sent no span of its own, or nobody asks."""
+"""The caller sent no span of its own, or no collector uses it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What a request's trace is kept under.
+    """The ids and the owner under which a request's trace is kept.
 
-    ``request_id`` is the X-Request-Id of its answer, ``answer_id`` the id in the answer's body: either finds it.
-    ``owner`` is the hash of the key that it was asked with; empty where no key was needed. ``received_s`` is when its
-    first byte was read, by ``time.perf_counter``. ``context`` is the caller's span, where it sent one.
+    ``request_id`` is the answer's X-Request-Id, ``answer_id`` the id in the answer's body: either finds the trace.
+    ``owner`` is the hash of the request's API key; empty where no key was needed. ``received_s`` is when the request's
+    first byte was read, by ``time.perf_counter``. ``context`` is the caller's span, if it sent one.
     """
 
     request_id: str
@@ -30,11 +30,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Viewer:
-    """Who asks for traces. An admin sees all, anybody else what was asked with the same key."""
+    """Who asks for traces. An admin sees all traces, others see those of requests with their own API key."""
 
     owner: str
     is_admin: bool = False
 
     def may_see(self, origin: Origin) -> bool:
-        """True for one's own requests; without keys all are everybody's."""
+        """True for the viewer's own requests; without API keys, for every request."""
         return self.is_admin or self.owner == origin.owner

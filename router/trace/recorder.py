@@ -1,4 +1,4 @@
-"""The traces that one router keeps: of the requests that run, and of the last ones that ended."""
+"""The traces that one router keeps: of running requests, and of the last ones that ended."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from router.trace.request_trace import RequestTrace
 from router.trace.told import summary, told
 
 MAX_REASON_CHARACTERS = 500
-"""So much is kept of the reason for a refusal: it may repeat what the body said."""
+"""How many characters of a refusal's reason are kept: it may quote the request's body."""
 
 
 class TraceRecorder:
-    """Draws which requests are traced, and finds their traces."""
+    """Samples which requests are traced, and finds their traces."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class TraceRecorder:
         draw: Callable[[], float] = random.random,
         tracer: ProcessTracer | None = None,
     ) -> None:
-        """``max_count`` traces of requests that ended are kept, of that share of all requests; 0 of them: none. Past it
-        the oldest one goes of the owner who has most, so that nobody's requests push out all those of others.
+        """Keep up to ``max_count`` traces of ended requests, sampled from that share of all requests; 0 keeps none.
+        Beyond that the owner with most traces loses its oldest one, so that no owner evicts all those of others.
 
-        ``tracer`` makes spans of those that it samples, whether or not their traces are kept; None: of none.
+        ``tracer`` makes spans of the requests that it samples, whether or not their traces are kept; None makes none.
         """
         self._tracer = tracer
         self._model, self._router_id = model, router_id
@@ -44,16 +44,16 @@ class TraceRecorder:
         self._draw = draw
         self._running: dict[RequestTrace, None] = {}
         self._ended: FairShelf[RequestTrace, RequestTrace] = FairShelf(max_count=max_count)
-        # Apart: many of them displace nothing else.
+        # On a shelf of their own, so that many refusals evict no other traces.
         self._refused: FairShelf[RequestTrace, RequestTrace] = FairShelf(max_count=max_count)
 
     @property
     def makes_spans(self) -> bool:
-        """True where a collector gets requests, and callers' spans matter."""
+        """True if spans go to a collector, so that callers' span contexts matter."""
         return self._tracer is not None
 
     def wants(self, origin: Origin | None) -> bool:
-        """True when a request is to be traced."""
+        """True if a request should be traced."""
         return origin is not None and (self._tracer is not None or self._is_drawn())
 
     def _is_drawn(self) -> bool:
@@ -62,7 +62,7 @@ class TraceRecorder:
     def begin(
         self, origin: Origin, *, num_prompt_tokens: int, sampling: SamplingParams | None = None
     ) -> RequestTrace | None:
-        """The trace of a request that was accepted; ``end`` ends it. None where nobody wants it after all."""
+        """Begin the trace of an accepted request, which ``end`` ends. None if nobody wants it after all."""
         trace = RequestTrace(origin, model=self._model, router_id=self._router_id, num_prompt_tokens=num_prompt_tokens)
         if self._tracer is not None:
             trace.spans = begin_spans(self._tracer, origin, sampling, model=self._model, unix_ns=trace.unix_ns)
@@ -72,7 +72,7 @@ class TraceRecorder:
         return trace
 
     def end(self, trace: RequestTrace, state: str, *, finish_reason: str = "") -> None:
-        """A choice of a request ended; only the first call for each counts."""
+        """Note that a choice of a request ended; only the first call for each choice counts."""
         trace.end(state, finish_reason=finish_reason)
         first = trace.first
         if first in self._running and first.is_over:
@@ -80,7 +80,7 @@ class TraceRecorder:
             self._ended.put(first, first, owner=first.origin.owner)
 
     def refuse(self, origin: Origin, *, status: int, code: str | None, reason: str) -> None:
-        """A request was answered with an error before anything of it ran."""
+        """Note that a request was answered with an error before any of it ran."""
         is_kept = self._is_drawn()
         if not is_kept and self._tracer is None:
             return
@@ -94,7 +94,7 @@ class TraceRecorder:
             self._refused.put(trace, trace, owner=origin.owner)
 
     def find(self, request_id: str, *, viewer: Viewer) -> bytes | None:
-        """The newest trace under an id, as JSON; None where there is none that the viewer may see."""
+        """The newest trace with this id, as JSON; None if there is none that the viewer may see."""
         for trace in self._newest_first():
             origin = trace.origin
             if request_id in (origin.request_id, origin.answer_id) and viewer.may_see(origin):
@@ -107,7 +107,7 @@ class TraceRecorder:
         return json.dumps(list(itertools.islice(seen, limit))).encode()
 
     def close(self) -> None:
-        """Send the spans that were not sent yet. Blocks."""
+        """Send the spans that are still unsent. Blocks."""
         if self._tracer is not None:
             self._tracer.close()
 

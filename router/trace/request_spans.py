@@ -1,4 +1,4 @@
-"""The router's spans of one request, for a collector: the whole, its calls of workers, and what else it waited for."""
+"""The router's spans of one request, for a collector: the request, its calls to workers, and its other waits."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _QUEUES = frozenset({"queue", "prefill_queue"})
 
 
 class RequestSpans:
-    """Written as the request's trace goes. ``unix_ns`` turns its times into those of the wall clock.
+    """Written along with the request's trace. ``unix_ns`` converts the trace's times to wall-clock nanoseconds.
 
-    A worker's own spans lie in the one of the call by which it got the request.
+    A worker's own spans are children of the span of the call that sent it the request.
     """
 
     def __init__(self, server: OpenSpan, unix_ns: Callable[[float], int]) -> None:
@@ -33,28 +33,28 @@ class RequestSpans:
 
     @property
     def trace_id(self) -> str:
-        """Under which a collector has them."""
+        """The trace id that a collector knows."""
         return self._server.trace_id
 
     @property
     def context(self) -> TraceContext:
-        """What a worker gets with the request that is sent to it now."""
+        """The span context to send with the request to a worker now."""
         return (self._call or self._server).context
 
     def call(self, name: str, where: str, *, part: str, now_s: float) -> None:
-        """The request is sent to a worker."""
+        """Open the span of a call: the request is sent to a worker."""
         self.end_call(now_s)
         attributes: dict[str, AttributeValue] = {"baton.worker": where, "baton.part": part}
         self._call = self._server.open(name, start_ns=self._unix_ns(now_s), kind="client", attributes=attributes)
 
     def end_call(self, now_s: float, *, error: str = "") -> None:
-        """The worker is done with it, or lost."""
+        """Close the call's span: the worker finished the request, or was lost."""
         if self._call is not None:
             self._call.end(self._unix_ns(now_s), error=error)
             self._call = None
 
     def end(self, trace: RequestTrace) -> None:
-        """The request ended: tell the rest of its trace."""
+        """The request ended: make spans of the rest of its trace."""
         assert trace.ended_s is not None
         self.end_call(trace.ended_s, error=_error(trace))
         ended_s = _ended_s(trace)
@@ -87,7 +87,7 @@ def begin_spans(
     model: str,
     unix_ns: Callable[[float], int],
 ) -> RequestSpans | None:
-    """The spans of a request that was accepted; None where its trace is not sampled."""
+    """Begin the spans of an accepted request; None if its trace is not sampled."""
     server = tracer.serve(
         SERVER, origin.context, start_ns=unix_ns(origin.received_s), attributes=_request(origin, sampling, model)
     )
@@ -95,7 +95,7 @@ def begin_spans(
 
 
 def _request(origin: Origin, sampling: SamplingParams | None, model: str) -> dict[str, AttributeValue]:
-    """What was asked for, as OpenTelemetry's conventions for generative AI name it, and as vLLM does."""
+    """Attributes of what was asked for, named as in OpenTelemetry's conventions for generative AI and in vLLM."""
     told: dict[str, AttributeValue] = {
         "gen_ai.operation.name": "text_completion" if origin.endpoint == COMPLETIONS else "chat",
         "gen_ai.provider.name": PROVIDER,
@@ -117,8 +117,8 @@ def _request(origin: Origin, sampling: SamplingParams | None, model: str) -> dic
 
 
 def _outcome(trace: RequestTrace) -> dict[str, AttributeValue]:
-    """What came of it, likewise, of all its choices together. Latencies are in seconds, and those within the model of
-    the first choice."""
+    """Attributes of the result of all choices together, with the same names. Latencies are in seconds; those within
+    the model are of the first choice."""
     assert trace.ended_s is not None
     num_prompt_tokens = sum(choice.num_prompt_tokens for choice in trace.all_choices)
     num_output_tokens = sum(choice.num_output_tokens for choice in trace.all_choices)
@@ -155,7 +155,7 @@ def _outcome(trace: RequestTrace) -> dict[str, AttributeValue]:
 
 
 def _error(trace: RequestTrace) -> str:
-    """Why the request failed; empty where it did not, or where the mistake was its sender's."""
+    """Why the request failed; empty if it did not fail, or if its sender made the mistake."""
     last = trace.parts_in_order()[-1].attributes
     if trace.state == "refused":
         return str(last["reason"]) if last["status"] >= FIRST_SERVER_ERROR else ""

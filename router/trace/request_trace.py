@@ -1,4 +1,4 @@
-"""The waterfall of one request, written as it goes: parts that follow each other, and what is in them."""
+"""The waterfall of one request, written as it runs: consecutive parts, and the parts nested in them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from router.trace.gaps import Gaps
 from router.trace.origin import Origin
 
 TRACED = TraceContext()
-"""A worker shall tell its timings, and make no spans."""
+"""Sent to a worker that should report its timings but make no spans."""
 
 MAX_PARTS = 128
-"""More parts than this are one with the last: only a request that is refused over and over has so many."""
+"""Beyond this number, parts are merged into the last one: only a request that is refused repeatedly has so many."""
 
 MAX_CHOICES = 16
-"""Of a body with more choices the first ones are traced."""
+"""How many choices of a body are traced at most: the first ones."""
 
 STATES = ("running", "finished", "failed", "aborted", "refused")
 
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """A span of time by ``time.perf_counter``. ``end_s`` None: it goes on. ``parent`` is the index of the part that it
-    lies in; None for those that together are the request's whole time.
+    """A span of time by ``time.perf_counter``. ``end_s`` None: it has not ended. ``parent`` is the index of the part
+    that contains it; None for top-level parts, which together cover the request's whole time.
     """
 
     name: str
@@ -41,32 +41,32 @@ class Part:
 
 
 class Spans(Protocol):
-    """The request as a collector gets it (``router.trace.request_spans``). Times are those of the trace."""
+    """A request's spans for a collector (``router.trace.request_spans``). Times are those of the trace."""
 
     @property
     def trace_id(self) -> str:
-        """Under which a collector has them."""
+        """The trace id that a collector knows."""
 
     @property
     def context(self) -> TraceContext:
-        """What a worker gets with the request that is sent to it now."""
+        """The span context to send with the request to a worker now."""
 
     def call(self, name: str, where: str, *, part: str, now_s: float) -> None:
-        """The request is sent to a worker."""
+        """Open the span of a call: the request is sent to a worker."""
 
     def end_call(self, now_s: float, *, error: str = "") -> None:
-        """The worker is done with it, or lost."""
+        """Close the call's span: the worker finished the request, or was lost."""
 
     def end(self, trace: RequestTrace) -> None:
         """The request ended, with all its choices."""
 
 
 class RequestTrace:
-    """One request's. At any time exactly one of its parts without a parent goes on.
+    """The trace of one request. At any time exactly one of its top-level parts is open.
 
-    What an engine says of itself are durations, since its clock is another one. Nothing is kept of single tokens but
-    the longest gaps. ``first`` is the trace of the body's first choice, which is asked for, and ``others`` are those of
-    the other choices, if this is the first one's.
+    Engines report durations, because their clocks differ from the router's. Of single tokens only the longest gaps are
+    kept. ``first`` is the trace of the body's first choice, which look-ups return. If this is that trace, ``others``
+    are the traces of the other choices.
     """
 
     __slots__ = (
@@ -107,7 +107,7 @@ class RequestTrace:
         waits_in: str = "queue",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """The request was received and made ready; from now on it waits, in the part ``waits_in``."""
+        """The request was received and prepared; from now on it waits, in the part ``waits_in``."""
         self.origin, self.model, self.num_prompt_tokens = origin, model, num_prompt_tokens
         self._clock, self._router = clock, f"router {router_id}"
         self.first: RequestTrace = first or self
@@ -129,9 +129,9 @@ class RequestTrace:
         self.state, self.finish_reason = "running", ""
 
     def beside(self, *, num_prompt_tokens: int) -> RequestTrace | None:
-        """The trace of another choice of the same body; None where there are enough.
+        """A trace for another choice of the same body; None if enough choices are traced.
 
-        ``num_prompt_tokens`` 0: an earlier choice has the same prompt, and this one follows it.
+        ``num_prompt_tokens`` 0: this choice follows an earlier one with the same prompt.
         """
         if len(self.others) + 1 >= MAX_CHOICES:
             return None
@@ -149,7 +149,7 @@ class RequestTrace:
         return other
 
     def enter(self, name: str, *, where: str | None = None, **attributes: Any) -> None:
-        """The part before is over and another one begins, at the router unless ``where`` names a worker."""
+        """End the current part and begin another one, at the router unless ``where`` names a worker."""
         now_s = self._clock()
         if self.spans is not None:
             self.spans.end_call(now_s, error=str(attributes.get("reason", "")))
@@ -185,19 +185,19 @@ class RequestTrace:
 
     @property
     def context(self) -> TraceContext:
-        """What a worker gets with the request: that it is traced, and in which span."""
+        """The context to send to a worker with the request: that it is traced, and in which span."""
         return TRACED if self.spans is None else self.spans.context
 
     def note_timings(self, timings: RequestTimings) -> None:
-        """A worker tells what it did until its first tokens, which come now."""
+        """Take a worker's timings up to its first tokens, which arrive next."""
         self._timings = timings
 
     def note(self, **attributes: Any) -> None:
-        """Say more of the part that goes on."""
+        """Add attributes to the open part."""
         self.parts[self._current].attributes.update(attributes)
 
     def choose(self, choice: Choice) -> None:
-        """Where the request goes was decided."""
+        """Record where the request was placed."""
         if len(self.choices) >= MAX_PARTS or len(self.parts) >= MAX_PARTS:
             return
         self.choices.append(choice)
@@ -205,7 +205,7 @@ class RequestTrace:
         self._inside("choice", at_s=choice.at_s, attributes=attributes)
 
     def deliver(self, delta: TokenDelta, *, is_shown: bool = True) -> None:
-        """A worker sent tokens, or lets the request go. Where they are not shown yet, ``show_first_token`` follows."""
+        """A worker sent tokens, or released the request. If ``is_shown`` is false, ``show_first_token`` follows."""
         if delta.token_ids or delta.beams:
             now_s = self._clock()
             if self._is_awaited:
@@ -222,7 +222,7 @@ class RequestTrace:
             self.finish_reason = reason.value
 
     def finish_head(self, delta: TokenDelta, *, num_tokens: int) -> None:
-        """Of a prompt that is split a worker computed the first ``num_tokens``; the token behind them is nobody's."""
+        """A worker computed the first ``num_tokens`` of a split prompt; the token that it sampled is not used."""
         current = self.parts[self._current]
         current.attributes.update(head_tokens=num_tokens, num_cached_tokens=delta.num_cached_tokens or 0)
         queue_s = min(delta.queue_s or 0.0, self._clock() - current.start_s)
@@ -231,15 +231,15 @@ class RequestTrace:
         self._is_awaited = False
 
     def show_first_token(self) -> None:
-        """The caller gets the first token now, which waited for the next one."""
+        """The caller now gets the first token, which was held back until the next one."""
         if self.first_token_s is None:
             self.first_token_s = self._clock()
             self._inside("first_token", at_s=self.first_token_s)
-            if not self.gaps.has_begun:  # otherwise it comes with the next one
+            if not self.gaps.has_begun:  # otherwise it is counted with the next one
                 self.gaps.tokens(self.first_token_s)
 
     def _began(self, delta: TokenDelta, now_s: float, *, is_shown: bool) -> None:
-        """The first tokens of a worker: what it waited is told with them."""
+        """Record a worker's first tokens, and the waits that it reported with them."""
         current, hands_over = self.parts[self._current], self._hands_over
         if self.num_cached_tokens is None:
             self.num_cached_tokens = delta.num_cached_tokens
@@ -261,8 +261,8 @@ class RequestTrace:
         self._enter("transfer" if hands_over else "decode", now_s, where=None if hands_over else current.where)
 
     def _note_work(self, current: Part, *, sent_s: float) -> None:
-        """Loads and steps of a worker, which got the request at ``sent_s``: where its clock is not ours, as near as
-        that."""
+        """Add loads and steps of a worker that got the request at ``sent_s``. Its clock may differ from the router's;
+        then their times are as exact as ``sent_s``."""
         timings, self._timings = self._timings, None
         if timings is None:
             return
@@ -276,11 +276,11 @@ class RequestTrace:
             self._work(current, "step", sent_s + step.start_s, step.duration_s, told)
 
     def _work(self, current: Part, name: str, at_s: float, duration_s: float, attributes: dict[str, Any]) -> None:
-        if len(self.parts) < MAX_PARTS // 2:  # the other half is kept for where the request goes
+        if len(self.parts) < MAX_PARTS // 2:  # the other half is reserved for top-level parts
             self._inside(name, at_s=at_s, duration_s=duration_s, where=current.where, attributes=attributes)
 
     def _split(self, part: Part, queue_s: float) -> None:
-        """What the worker let the request wait is a part of its own, before the one that goes on."""
+        """Make the request's wait at the worker a part of its own, before the open one."""
         waited = Part(name="prefill_queue", start_s=part.start_s, end_s=part.start_s + queue_s, where=part.where)
         part.start_s += queue_s
         self.parts.insert(self._current, waited)
@@ -298,7 +298,7 @@ class RequestTrace:
         where: str | None = None,
         attributes: dict[str, Any] | None = None,
     ) -> None:
-        """A part of the one that goes on."""
+        """Add a part inside the open one."""
         self.parts.append(
             Part(
                 name=name,
@@ -311,7 +311,7 @@ class RequestTrace:
         )
 
     def end(self, state: str, *, finish_reason: str = "") -> None:
-        """Nothing comes any more. Only the first call counts."""
+        """End the trace of this choice. Only the first call counts."""
         if self.ended_s is None:
             self.ended_s = self.parts[self._current].end_s = self._clock()
             self.state = state
@@ -319,37 +319,37 @@ class RequestTrace:
             self.first._end_spans()
 
     def await_reader(self) -> None:
-        """Why the answer ended shows only once its text was read, which says so by ``read``: it may call tools."""
+        """Wait for ``read`` to give the finish reason: only the answer's text shows whether it calls tools."""
         self._is_unread = self.ended_s is None
 
     def read(self, finish_reason: str = "") -> None:
-        """The answer was read to its end, and told its caller this reason; empty: it was given up, or failed."""
+        """The answer was read to its end, with the finish reason that the caller got; empty: cancelled or failed."""
         self._is_unread = False
         if finish_reason and self.state in ("running", "finished"):
             self.finish_reason = finish_reason
         self.first._end_spans()
 
     def _end_spans(self) -> None:
-        """Tell a collector, once, when there is nothing more to tell of any choice."""
+        """End the collector's spans, once, when every choice is complete."""
         is_unread = any(trace._is_unread and trace.state == "finished" for trace in self.all_choices)
         if self.spans is not None and self.is_over and not is_unread and not self._is_told:
             self._is_told = True
             self.spans.end(self)
 
     def unix_ns(self, at_s: float) -> int:
-        """A time of the trace in nanoseconds of the wall clock."""
+        """Convert a time of the trace to wall-clock nanoseconds."""
         return round((self.started_unix_s + at_s - self.origin.received_s) * 1e9)
 
     def parts_in_order(self) -> list[Part]:
-        """Those without a parent, which follow each other."""
+        """The top-level parts, in the order of time."""
         return [part for part in self.parts if part.parent is None]
 
     def is_at_router(self, part: Part) -> bool:
-        """True where the request was at no worker."""
+        """True if the request was at no worker during this part."""
         return part.where == self._router
 
     def refuse(self, **attributes: Any) -> None:
-        """Nothing of the request ran: all its time went into finding that out."""
+        """The request was refused before any of it ran; its whole time is one part."""
         now_s = self._clock()
         received_s = self.origin.received_s
         self.parts = [Part(name="refused", start_s=received_s, end_s=now_s, where=self._router, attributes=attributes)]
@@ -358,12 +358,12 @@ class RequestTrace:
 
     @property
     def is_over(self) -> bool:
-        """True when no choice of the body goes on."""
+        """True when every choice of the body has ended."""
         return all(trace.ended_s is not None for trace in self.all_choices)
 
     @property
     def all_choices(self) -> Sequence[RequestTrace]:
-        """Of the trace of a body's first choice: all that are traced, this one the first."""
+        """All traced choices, this one first. Call it on the trace of the body's first choice."""
         return (self, *self.others)
 
     @property

@@ -7,15 +7,16 @@ from typing import Any
 from router.trace.request_trace import Part, RequestTrace
 
 OTHER_CHOICES = "other_choices"
-"""The part in which the first choice is done and others are not."""
+"""The part between the end of the first choice and the end of the last one."""
 
 _WORST_FIRST = ("running", "refused", "failed", "aborted", "finished")
 
 
 def told(trace: RequestTrace) -> dict[str, Any]:
-    """All of a trace: ``spans`` without a parent follow each other and add up to ``total_ms``.
+    """A whole trace. The ``spans`` without a parent follow each other and add up to ``total_ms``.
 
-    Of several choices the spans are the first one's, with the wait for the others; each of these is told beside it.
+    With several choices, the spans are those of the first choice and the wait for the others. Each of the other choices
+    is listed separately.
     """
     own, whole_s = _of_choice(trace), _whole_s(trace)
     spans: list[dict[str, Any]] = own["spans"]
@@ -38,9 +39,9 @@ def told(trace: RequestTrace) -> dict[str, Any]:
 
 
 def summary(trace: RequestTrace) -> dict[str, Any]:
-    """A line of the list of requests. ``prefill`` and ``decode`` are where its first choice was last, ``gaps`` the
-    times between its tokens, in milliseconds, each with how many were about so long. ``choices`` has the tokens of the
-    prompt of each, 0 where that is the one of the choice before, and those of its answer.
+    """One line of the list of requests. ``prefill`` and ``decode`` are the last workers of its first choice; ``gaps``
+    is the histogram of its inter-token gaps, in milliseconds. ``choices`` has two numbers for each choice: prompt
+    tokens (0 if it has the prompt of the choice before) and output tokens.
     """
     prefill = [part.where for part in trace.parts if part.name == "prefill"]
     decode = [part.where for part in trace.parts if part.name == "decode"]
@@ -61,7 +62,7 @@ def summary(trace: RequestTrace) -> dict[str, Any]:
 
 
 def _of_all(trace: RequestTrace) -> dict[str, Any]:
-    """What is told of all choices together; a prompt counts once."""
+    """The numbers over all choices together; a shared prompt counts once."""
     return {
         "state": worst_state(trace),
         "total_ms": _ms(_whole_s(trace)),
@@ -92,7 +93,7 @@ def _of_choice(trace: RequestTrace) -> dict[str, Any]:
 
 
 def _whole_s(trace: RequestTrace) -> float:
-    """Until the last choice ended, or until now."""
+    """Time until the last choice ended, or until now."""
     return max(choice.total_s for choice in trace.all_choices)
 
 
