@@ -1,4 +1,4 @@
-"""Tells the log-probabilities of an answer's content from those of its thinking, its calls and what marks them."""
+"""Separates log-probabilities of an answer's content from those of its thinking, its tool calls and their markers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from router.tools.turn import CallBegin, ContentText, TurnPart
 
 
 class ContentEntries:
-    """Entries wait until it is known what their tokens' text is: a parser holds back what may be a marker.
+    """Holds entries until it is known what their tokens' text is, since the parser holds back possible markers.
 
-    Parts do not say where in the answer they stand. What was not told before either goes on with the content, or ends
-    with it, but for what is still held back: markers and spaces come first. So it is looked for there.
+    Parts do not give their position in the answer, so it is searched for in the text that is not attributed yet. New
+    content is either at the start of that text, or near its end: markers and spaces come before it, and only text that
+    the parser still holds back comes after it.
     """
 
     def __init__(self) -> None:
         self._waiting: list[TokenEntry] = []
         self._text = ""
-        """What is not known to be anything yet, the end of all text so far."""
+        """The end of the text so far: what is not attributed to content or anything else yet."""
         self._num_characters = 0
         self._content_end = 0
         self._may_go_on = True
@@ -26,14 +27,14 @@ class ContentEntries:
     def take(
         self, text: str, entries: Sequence[TokenEntry], parts: Sequence[TurnPart], *, is_thinking: bool, is_last: bool
     ) -> tuple[TokenEntry, ...]:
-        """The entries that are the content's, of these and of those that wait.
+        """The content's entries, among the new ones and those that were held.
 
         Args:
-            text: More of the answer.
-            entries: Those that come with it.
-            parts: What it adds to the turn.
-            is_thinking: Whether the answer is amid thinking behind it.
-            is_last: Whether the answer ends with it. What then waits belongs to the content where that came last.
+            text: The next text of the answer.
+            entries: The entries of this text.
+            parts: What this text adds to the turn.
+            is_thinking: Whether the answer is inside thinking after this text.
+            is_last: Whether the answer ends here. Entries still held then belong to the content if it came last.
         """
         self._text += text
         self._num_characters += len(text)
@@ -49,7 +50,7 @@ class ContentEntries:
         return tuple(found)
 
     def _content(self, content: str) -> list[TokenEntry]:
-        """The entries of tokens that have a part in the content; those before it are dropped."""
+        """The entries of tokens that overlap the content; entries before it are dropped."""
         place = 0 if self._text.startswith(content) else max(self._text.rfind(content), 0)
         start = self._num_characters - len(self._text) + place
         end = start + len(content)
@@ -65,7 +66,7 @@ class ContentEntries:
         return found
 
     def _drop(self, part: TurnPart | None) -> None:
-        """Forget what was not content, up to the end of a part that is none; all where that is not found."""
+        """Drop text and entries that are not content, up to the end of ``part``; all if its text is not found."""
         said = "" if part is None or isinstance(part, CallBegin) else part.text
         place = self._text.rfind(said) if said else -1
         self._text = self._text[place + len(said) :] if place >= 0 else ""
@@ -74,6 +75,6 @@ class ContentEntries:
         self._may_go_on = False
 
     def _with_ends(self) -> Iterator[tuple[TokenEntry, int]]:
-        """The entries that wait, and where the text of each ends."""
+        """The held entries, each with the position where its text ends."""
         ends = (*(entry.start for entry in self._waiting[1:]), self._num_characters)
         return zip(self._waiting, ends, strict=False)

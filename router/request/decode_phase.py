@@ -36,11 +36,11 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 
 MAX_MOVES = 32
-"""Drained replicas that a request may leave; each takes an operator's wish, so only a loop would need more."""
+"""How many draining replicas a request may leave: each drain is an operator's order, so only a loop needs more."""
 
 
 class DecodePhase:
-    """Runs requests on decode replicas; moves them on with the tokens they have when one is lost."""
+    """Runs requests on decode replicas. When a replica is lost, its requests continue elsewhere from their tokens."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class DecodePhase:
         self._limit = settings.migration_limit if settings.decode_lost_policy == "retry" else 0
 
     async def run(self, generation: Generation, journey: Journey, reservation: Reservation | None) -> bool:
-        """Bring a request to its end. A journey can go on here after its KV was lost and made again.
+        """Run a request to its end. A journey can come here again after its KV was lost and recomputed.
 
         Returns:
             True when the decode side has certainly ended the lease behind the journey's KV.
 
         Raises:
-            RouterError: It could not be ended well anywhere.
-            KVLostError: Its KV could not be read, and its policy does not want it computed here.
+            RouterError: No replica could complete it.
+            KVLostError: Its KV could not be read, and by its policy the decode side does not recompute it.
         """
         num_left_before = journey.num_left
         is_well = False
@@ -76,7 +76,7 @@ class DecodePhase:
                 generation.stage = journey.stage
                 if not journey.is_first or reservation is None or not self._pool.is_usable(reservation.replica):
                     if reservation is not None:
-                        reservation.release()  # it is not where the request goes now
+                        reservation.release()  # the request goes elsewhere now
                     reservation = await self._reserve(generation, journey)
                 if await self._stay(generation, journey, reservation):
                     is_well = journey.num_losses == 0 and not journey.reads_own_kv
@@ -96,7 +96,7 @@ class DecodePhase:
         journey.tried.add(replica_id)
         kv_transfer = journey.usable_kv(len(generation.output_token_ids))
         if kv_transfer is not None and kv_transfer.source.engine_id == replica_id:
-            kv_transfer = None  # it is in the replica's own cache, under a lease that ends with the request
+            kv_transfer = None  # the KV is in the replica's own cache, under a lease that ends with the request
             journey.reads_own_kv = True
         stream = self._streams.enter(
             generation.request,
@@ -142,8 +142,8 @@ class DecodePhase:
         return _leaves(generation, journey.reason)
 
     def _note_unavailable(self, error: WorkerUnavailableError, journey: Journey) -> bool:
-        """Take note that a replica is gone or does not answer. False: the request never came there, and so does not go
-        on elsewhere."""
+        """Note that a replica is gone or does not answer. False: the request never reached it, so this is no
+        migration."""
         if not error.was_called:
             self._pool.note_gone(error.replica_id)
             journey.num_moves += 1
@@ -153,10 +153,10 @@ class DecodePhase:
         return not isinstance(error, StreamNotBegunError)
 
     def _note_refusal(self, error: WorkerRefusedError, replica_id: str, journey: Journey) -> None:
-        """Take note that a replica did not take a request. It was not there, so that it was not moved.
+        """Note that a replica refused a request. The request never ran there, so it was not moved away.
 
         Raises:
-            RouterError: Any other replica would refuse it, too.
+            RouterError: Any other replica would refuse it too.
         """
         if not is_retryable(error):
             raise refusal_error(error) from error
@@ -174,7 +174,7 @@ class DecodePhase:
 
     async def _reserve(self, generation: Generation, journey: Journey) -> Reservation:
         if (journey.is_turned_away or journey.failure is not None) and not self._pool.has_any(journey.tried):
-            # All that is left has refused: what was full, or still had the request, needs a moment.
+            # Every remaining replica has refused. A full one, or one that still has the request, needs a moment.
             num_refusals = journey.num_full if journey.is_turned_away else journey.num_losses
             await asyncio.sleep(self._settings.full_wait_s(num_refusals))
             if journey.is_turned_away:
@@ -194,7 +194,7 @@ class DecodePhase:
         return self._pool.reserve(replica, num_blocks=num_blocks, num_tokens=num_waiting)
 
     def _target(self, journey: Journey, num_blocks: int) -> Replica | None:
-        """Where the request was told to go, once; None where that is gone or full."""
+        """The replica that an order named, used once; None if it is gone or full."""
         name, journey.target = journey.target, None
         replica = self._pool.get(name) if name is not None else None
         if replica is None or not replica.takes_requests or replica.num_available_blocks < num_blocks:
@@ -208,10 +208,10 @@ class DecodePhase:
         kv_transfer: KVTransferParams | None,
         kv_lost_policy: str,
     ) -> TokenDelta:
-        """The last delta from one replica."""
+        """Run the request on one replica, and return its last delta."""
 
         def on_delta(delta: TokenDelta) -> None:
-            # From its first tokens on the replica's reports count this request, so its reservation ends.
+            # The first tokens show that the replica's reports count this request, so the reservation ends.
             reservation.release()
             reason = delta.finish_reason
             is_good = reason is None or reason is FinishReason.STOP or reason is FinishReason.LENGTH
@@ -253,14 +253,14 @@ def _trace_move(generation: Generation, order: MoveOrder | None) -> None:
 
 
 def _leaves(generation: Generation, reason: str) -> bool:
-    """The request must go on elsewhere, since its replica failed, went, or did not take it."""
+    """Note that the request must go on elsewhere: its replica failed, is gone, or refused it."""
     if generation.trace is not None:
         generation.trace.enter("recovery", reason=reason)
     return False
 
 
 def decode_failed(journey: Journey, *, retry_after_s: float) -> WorkerFailedError:
-    """The caller's error when a request was lost too often."""
+    """The error that the caller gets when a request was lost too often."""
     num_lost = f"{journey.num_losses} replica{'s' if journey.num_losses != 1 else ''}"
     return WorkerFailedError(
         f"decode failed on {num_lost}, at last with: {journey.reason or 'too many replicas were drained'}",

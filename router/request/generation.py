@@ -1,4 +1,4 @@
-"""One sequence from its acceptance to its end, as its consumer holds it."""
+"""One sequence from its acceptance to its end: the handle that its consumer holds."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from router.wire.mailbox import Mailbox
 
 HELD_SHARE = 0.9
 LEAST_MARGIN_S = 0.02
-"""So much of what was promised for a first token the token may wait for the next one, and no longer than until so many
-seconds before: writing it, and whoever reads it, take some time too."""
+"""How long a first token may be held back for the next one: for this share of the promised TTFT, and never later than
+this many seconds before the promise ends, because writing and reading it also take time."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Generation:
-    """Tokens come out of ``take``; ``cancel`` gives the request up and frees what it holds everywhere.
+    """``take`` returns tokens; ``cancel`` ends the request and frees what it holds on all workers.
 
     ``output_token_ids`` are all tokens so far: another worker can continue from them. ``stage`` says what the request
     is waiting for, for error messages. ``deadline_s`` is in the event loop's time.
-    ``caller_id`` is what the caller knows the request by, for logs.
-    ``leader`` is the first sequence of the same prompt, if this is not the first; ``ticket`` stands for its room on a
-    decode replica, None where it needs none; ``begun`` is set once the first token is there, or never will be; the
-    replicas are those where the sequence went first. ``placed`` and ``prompt_room`` are its ticket's: where it goes,
-    and its turn on the replica that computes its prompt. ``is_local``: the decode replica computes the prompt.
-    ``trace`` is written as it goes; None where it is not traced. ``arrival`` is what is remembered of it to predict the
-    load to come, where that is done.
-    ``num_draft_tokens`` were verified on its way so far, and ``num_accepted_drafts`` of them became output.
-    ``others`` get what a beam search found beside the best output, which is this one's: they have no life of their own.
+    ``caller_id`` is the caller's id of the request, for logs.
+    ``leader`` is the first sequence of the same prompt, None if this is the first. ``ticket`` stands for room on a
+    decode replica, None if the sequence needs none. ``begun`` is set once the first token arrived, or never will. The
+    replicas are the first ones that served the sequence. The ticket supplies ``placed``, where the sequence goes, and
+    ``prompt_room``, its turn on the replica that computes its prompt. ``is_local``: the decode replica computes it.
+    ``trace`` is written as the sequence runs; None if it is not traced. ``arrival`` is the record from which future
+    load is predicted, where that is done.
+    So far ``num_draft_tokens`` draft tokens were verified, and ``num_accepted_drafts`` of them became output.
+    ``others`` receive the other outputs of a beam search; this one gets the best. The others run no request themselves.
     """
 
     request: GenerateRequest
@@ -71,7 +71,7 @@ class Generation:
 
     @property
     def stage(self) -> str:
-        """What the request waits for."""
+        """What the request is waiting for."""
         return self._stage
 
     @stage.setter
@@ -81,19 +81,19 @@ class Generation:
 
     @property
     def num_head_tokens(self) -> int:
-        """Of a prompt that is split between two workers: how many tokens the first one computes; otherwise 0."""
+        """How many prompt tokens the first worker computes, if the prompt is split between two; otherwise 0."""
         return self.placed.num_head_tokens if self.placed is not None else 0
 
     @property
     def first_due_s(self) -> float:
-        """Until when its first token was promised, in the event loop's time; infinite: it was not."""
+        """When its first token is due by promise, in the event loop's time; infinite if nothing was promised."""
         ttft_ms = self.request.promise.ttft_ms
         return math.inf if ttft_ms is None else self.deadline_s - self.timeout_s + ttft_ms / 1e3
 
     @property
     def held_until_s(self) -> float:
-        """Until when its first token may wait for the next one, in the event loop's time; in the past where either was
-        not promised.
+        """Until when its first token may be held back for the next one, in the event loop's time; in the past if either
+        of the two was not promised.
         """
         ttft_ms, itl_ms = self.request.promise.ttft_ms, self.request.promise.itl_ms
         if ttft_ms is None or itl_ms is None:
@@ -107,16 +107,16 @@ class Generation:
 
     @property
     def name_in_logs(self) -> str:
-        """The id that the workers know, and the caller's, by which others find what is said of this request."""
+        """The workers' id and the caller's id, so that a log line can be found by either."""
         return f"{self.request_id} x_request_id={self.caller_id}" if self.caller_id else self.request_id
 
     @property
     def trace_context(self) -> TraceContext | None:
-        """What workers get with the request; None where it is not traced."""
+        """The trace context to send to workers with the request; None if it is not traced."""
         return None if self.trace is None else self.trace.context
 
     def note(self, told: Told) -> None:
-        """A worker tells something about the tokens that come next."""
+        """Take what a worker reports about the tokens that come next."""
         if isinstance(told, DraftCounts):
             self.num_draft_tokens += told.num_drafts
             self.num_accepted_drafts += told.num_accepted
@@ -124,7 +124,7 @@ class Generation:
             self.trace.note_timings(told)
 
     async def take(self) -> list[TokenDelta]:
-        """All deltas that are waiting; an empty list once the request ended well.
+        """Wait for deltas, and return all that are there; an empty list once the request ended well.
 
         Raises:
             RouterError: The request ended with an error.
@@ -132,32 +132,32 @@ class Generation:
         return await self.mailbox.take()
 
     def cancel(self) -> None:
-        """Stop at once. Idempotent; nothing happens if the request ended."""
+        """Stop at once. Idempotent; does nothing if the request has ended."""
         if self.task is not None:
             self.task.cancel()
 
     def finish_early(self) -> None:
-        """The consumer has all it wants (a stop string is complete): stop, and count it as finished."""
+        """Stop, and count the request as finished: the consumer has all it wants (a stop string is complete)."""
         self.is_satisfied = True
         self.cancel()
 
     def start(self, life: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Let the request live, as a task of its own: a slow consumer holds nobody up."""
+        """Run the request's life as a task of its own, so that a slow consumer delays nobody else."""
         self.task = asyncio.create_task(life)
         for other in self.others:
             other.task = self.task
         return self.task
 
     def end(self, error: RouterError | None) -> None:
-        """Nothing comes any more. Only the first call counts."""
+        """End the sequence, with an error or without. Only the first call counts."""
         self.begun.set()
         self.mailbox.end(error)
         for other in self.others:
             other.end(error)
 
     def deliver_first(self, delta: TokenDelta, *, may_hold: bool) -> None:
-        """Pass on a token behind which another worker goes on; with ``may_hold`` it comes to the consumer with the next
-        one, as long as what was promised allows."""
+        """Pass on the token after which another worker continues. With ``may_hold`` the consumer gets it together with
+        the next one, as long as the promises allow."""
         is_held = may_hold and asyncio.get_running_loop().time() < self.held_until_s
         self.deliver(delta, None, is_shown=not is_held)
         if is_held:
@@ -168,12 +168,12 @@ class Generation:
             self.trace.show_first_token()
 
     def deliver(self, delta: TokenDelta, finish_reason: FinishReason | None, *, is_shown: bool = True) -> None:
-        """Pass new tokens on to the consumer. ``is_shown``: at once, as far as its trace is concerned."""
+        """Pass new tokens on to the consumer. ``is_shown`` False: the trace does not count them as shown yet."""
         self.output_token_ids.extend(delta.token_ids)
         if self.times.wants_tokens:
             self.begun.set()
             delta = self._with_cached_tokens(delta)
-            if self.arrival is not None and self.arrival.num_cached_tokens is None:  # later ones count what was moved
+            if self.arrival is not None and self.arrival.num_cached_tokens is None:  # later ones also count moved KV
                 self.arrival.num_cached_tokens = delta.num_cached_tokens
             if delta.token_ids or delta.beams:
                 self.times.token(delta.queue_s)
@@ -189,14 +189,14 @@ class Generation:
             self.num_cached_tokens = delta.num_cached_tokens
 
     def _with_cached_tokens(self, delta: TokenDelta) -> TokenDelta:
-        """Of a prompt that was split, what was in the cache of either worker; what was moved was not."""
+        """Of a split prompt, count the tokens cached on either worker, without those that were moved."""
         if not self.num_head_tokens or self.num_cached_tokens is None or delta.num_cached_tokens is None:
             return delta
         num_local = delta.num_cached_tokens - (delta.num_remote_tokens or 0)
         return delta._replace(num_cached_tokens=max(self.num_cached_tokens, num_local))
 
     def _deliver_beams(self, delta: TokenDelta) -> None:
-        """Pass on what a search found, one output to each consumer, as if it had generated it."""
+        """Pass one output of the beam search to each consumer, as if each had been generated separately."""
         num_cached_tokens = delta.num_cached_tokens if self.num_cached_tokens is None else self.num_cached_tokens
         for generation, beam in zip((self, *self.others), delta.beams, strict=True):
             self.output_token_ids.extend(beam.token_ids)

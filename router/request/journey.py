@@ -1,4 +1,4 @@
-"""A request's way over decode replicas: where it was, why it left, and where the KV it can go on with lies."""
+"""A request's path over decode replicas: where it was, why it left, and where its reusable KV is."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from router.errors import RouterError
 
 @dataclass(slots=True, kw_only=True)
 class Journey:
-    """``kv_transfer`` holds the KV of everything up to ``num_output_tokens``; ``kv_holder`` is the decode replica that
-    keeps it, None while it is the prefill replica's. ``reads_own_kv``: it went on at the replica that kept it, which
-    nobody tells that it need not any more. ``tried`` replicas are asked again only after all others.
-    ``num_rebalanced`` counts the replicas that were told to let the request go, ``target`` is where it was told to go.
+    """``kv_transfer`` describes the KV of everything up to ``num_output_tokens``. ``kv_holder`` is the decode replica
+    that keeps it; None while the prefill replica does. ``reads_own_kv``: the request went on at the replica that kept
+    its KV, and nobody releases that lease. ``tried`` replicas are asked again only after all others.
+    ``num_rebalanced`` counts the orders to leave a replica; ``target`` is the replica that the last order named.
     """
 
     kv_transfer: KVTransferParams | None = None
@@ -35,22 +35,22 @@ class Journey:
 
     @property
     def num_left(self) -> int:
-        """Replicas that were left, for whatever reason, those that did not take the request included."""
+        """How many replicas the request left, for any reason; replicas that refused it are included."""
         return self.num_losses + self.num_moves + self.num_full + self.num_rebalanced
 
     @property
     def is_first(self) -> bool:
-        """True until the first replica is left."""
+        """True until the request leaves its first replica."""
         return self.num_left == 0
 
     @property
     def kv_policy(self) -> str:
-        """What to do if the KV is lost: of a request that was moved nobody else can make it."""
+        """What to do if the KV is lost; after a move, only the decode side can recompute it."""
         return self.kv_lost_policy if self.kv_holder is None else "recompute"
 
     @property
     def stage(self) -> str:
-        """For error messages."""
+        """What the request is waiting for, for error messages."""
         if self.is_turned_away:
             return "decode, whose workers' queues are full"
         num_moves = self.num_losses + self.num_moves + self.num_rebalanced
@@ -65,18 +65,18 @@ class Journey:
         return "transfer" if has_kv else "recompute"
 
     def usable_kv(self, num_output_tokens: int) -> KVTransferParams | None:
-        """What the next replica can read; nothing once tokens were generated whose KV is not in it."""
+        """The KV that the next replica can read; None once tokens were generated that it does not cover."""
         return self.kv_transfer if num_output_tokens == self.num_output_tokens else None
 
     def lost(self, reason: str, *, failure: RouterError | None = None) -> None:
-        """The replica failed, or refused; then ``failure`` is the caller's error if it is the last one."""
+        """The replica failed, or refused; ``failure`` is the caller's error if no other replica is tried."""
         self.num_losses += 1
         self.reason = reason
         self.failure = failure
         self.is_turned_away = False
 
     def turned_away(self, reason: str) -> None:
-        """The replica's queue is full: nothing was lost, and the request waits."""
+        """The replica refused because its queue is full: nothing was lost, and the request waits."""
         self.num_full += 1
         self.reason = reason
         self.is_turned_away = True
@@ -84,7 +84,7 @@ class Journey:
     def handed_over(
         self, replica_id: str, final: TokenDelta, *, num_output_tokens: int, order: MoveOrder | None = None
     ) -> None:
-        """The replica let the request go, with its KV if it has any: it is being drained, or ``order`` told it to."""
+        """The replica released the request, with its KV if there is any, because of a drain or of ``order``."""
         if order is None:
             self.num_moves += 1
         else:

@@ -1,4 +1,4 @@
-"""The KV of a prompt was lost between prefill and decode: who computes it again, by the estimated wait it causes."""
+"""Decides who recomputes a prompt whose KV was lost between prefill and decode, by the estimated waiting time."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica
 
 HOP_S = 0.01
-"""What another round over a prefill replica costs besides computing: two calls and the start of a read."""
+"""Overhead of another prefill round besides computing, in seconds: two calls and the start of a read."""
 
 
 class KVLostError(Exception):
-    """The decode replica gave the request back: more of its KV is lost than it is to compute again."""
+    """The decode replica gave the request back: more of its KV is lost than that replica may recompute."""
 
 
 def recompute_limit(policy: str, *, prefill: ReplicaPool, decode: Replica, num_prompt_tokens: int) -> int | None:
-    """So many lost tokens at most should the decode replica compute again; None means all of them.
+    """How many lost tokens the decode replica should recompute at most; None means any number.
 
-    ``cheapest`` compares seconds waited, summed over everybody who waits: on the decode replica a prompt holds up the
-    streams that run there; on a prefill replica it waits behind the prompts that are queued, and is read again.
+    ``cheapest`` compares the waiting seconds, summed over all requests that wait. On the decode replica a prompt delays
+    the running streams. On a prefill replica it waits behind the queued prompts, and its KV is transferred again.
     """
     if policy == "recompute":
         return None
@@ -34,14 +34,14 @@ def recompute_limit(policy: str, *, prefill: ReplicaPool, decode: Replica, num_p
 
 
 def tokens_per_s(replica: Replica) -> float:
-    """How fast a replica's steps were so far; 0 when it made none."""
+    """A replica's average throughput in its steps so far; 0 if it made none."""
     counters = replica.load.counters
     step_s = counters.get("step_s", 0.0)
     return counters.get("num_scheduled_tokens", 0.0) / step_s if step_s > 0.0 else 0.0
 
 
 def transfer_s(replica: Replica) -> float:
-    """How long a replica's reads took on average."""
+    """Average duration of a replica's KV transfers so far."""
     counters = replica.load.counters
     num_transfers = counters.get("num_transfers", 0.0)
     return counters.get("transfer_s", 0.0) / num_transfers if num_transfers else 0.0

@@ -1,4 +1,4 @@
-"""Which prompts decode replicas compute by themselves: what they nearly have, and any while prefill is far behind."""
+"""Which prompts decode replicas compute themselves: mostly cached ones, and any while prefill is far behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from router.settings import RouterSettings
 
 
 class LocalPrompts:
-    """Asked once for each request, when its decode replica is known."""
+    """Decides once for each request, when its decode replica is known."""
 
     def __init__(
         self, settings: RouterSettings, *, prefill_pool: ReplicaPool, decode_pool: ReplicaPool, counters: RouterCounters
@@ -21,22 +21,22 @@ class LocalPrompts:
         self._counters = counters
 
     def takes(self, generation: Generation, reservation: Reservation) -> bool:
-        """True when the decode replica should compute what it lacks of the prompt."""
+        """True if the decode replica should compute the part of the prompt that it has not cached."""
         if self._is_short(generation, reservation.replica):
             return True
         leader = generation.leader
-        if leader is not None and not leader.is_local:  # prefill has the blocks already
+        if leader is not None and not leader.is_local:  # the prefill replica has the blocks already
             return False
-        if leader is not None and leader.decode_replica is reservation.replica:  # and here they are
+        if leader is not None and leader.decode_replica is reservation.replica:  # the blocks are on this replica
             generation.is_local = True
         elif (placed := generation.placed) is not None and placed.prompt is not None:
             generation.is_local = placed.is_colocated
             return generation.is_local
         elif self._is_prefill_behind(reservation.replica):
             generation.is_local = True
-            # The next request must see that this one waits there, before a report tells of it.
+            # The next request must count this prompt before the replica's report does.
             reservation.add_tokens(len(generation.request.prompt_token_ids))
-        # Where any worker takes any work, a prompt beside its stream is no exception, and is counted by its reason.
+        # If any worker takes any work, this is the normal case, and it is counted by its placement reason instead.
         self._counters.num_local_prefills += generation.is_local and not self._decode_pool.is_united
         return generation.is_local
 
@@ -50,7 +50,7 @@ class LocalPrompts:
         return num_tokens - self._decode_pool.num_cached_tokens(replica, generation.demand) <= limit
 
     def _is_prefill_behind(self, replica: Replica) -> bool:
-        """True when so many more prompt tokens wait at every prefill replica than at this decode replica."""
+        """True if every prefill replica has more prompt tokens queued than this one, by the configured excess."""
         lead = self._settings.max_prefill_queue_lead
         fewest = self._prefill_pool.fewest_queued_tokens()
         return lead > 0 and fewest is not None and fewest - replica.queued_tokens > lead

@@ -1,7 +1,7 @@
-"""One request's life: room on a decode replica, the prompt on a prefill replica, then token after token.
+"""Runs a request: reserves room on a decode replica, has a prefill replica compute the prompt, then decodes.
 
-Whatever ends a request (its last token, a stop string, an error, a client that left, its deadline) leaves through one
-place, and nothing of it stays on any worker.
+Every end of a request (its last token, a stop string, an error, a client that disconnected, its deadline) takes the
+same code path, which leaves nothing of the request on any worker.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from router.wire.worker_link import WorkerLink
 logger = logging.getLogger(f"baton.{__name__}")
 
 MAX_PREFILLS_AGAIN = 2
-"""How often a prompt whose KV was lost is computed on the prefill pool again; after that the decode replica does it."""
+"""How often the prefill pool recomputes a prompt whose KV was lost; after that the decode replica does."""
 
 
 class Orchestrator:
@@ -96,7 +96,7 @@ class Orchestrator:
 
     @property
     def num_alive(self) -> int:
-        """Requests in progress, those that wait included."""
+        """Requests in progress, including those that wait."""
         return len(self._alive)
 
     @property
@@ -119,16 +119,16 @@ class Orchestrator:
         caller_id: str = "",
         origin: Origin | None = None,
     ) -> list[Generation]:
-        """Accept all choices of some prompts, or none: from here on each ends exactly once, within ``timeout_s``.
+        """Accept all choices of some prompts, or none. Each accepted one ends exactly once, within ``timeout_s``.
 
-        None of them is refused later because others are there; it waits. Requests of one ``session_id`` go to the same
-        replicas where that is possible. Of the choices of a prompt the first one leads: the others wait until it has
-        its first token, and go where it went: the prompt is computed and moved once, and all share its blocks. They
-        are traced as ``origin``.
+        An accepted request is not refused later for lack of room; it waits. Requests of one ``session_id`` go to the
+        same replicas if possible. The first choice of a prompt leads: the others wait for its first token and follow
+        it to its replicas, so the prompt is computed and moved once, and all choices share its blocks. ``origin`` is
+        what their trace is kept under.
 
         Raises:
-            NoReplicaError: Nobody could run them now.
-            QueueFullError: With them, more would be in progress or wait than may.
+            NoReplicaError: No replica could run them now.
+            QueueFullError: They would exceed the limit of requests in progress or waiting.
         """
         num_choices = sum(map(len, prompts))
         owner = origin.owner if origin is not None else ""
@@ -171,7 +171,7 @@ class Orchestrator:
         return started
 
     def _others(self, generation: Generation) -> list[Generation]:
-        """Who gets the outputs that a beam search finds beside the best one."""
+        """Generations that receive the outputs of a beam search other than the best one."""
         beams = generation.request.sampling.beams
         others = range(1, beams.num_results if beams is not None else 1)
         return [replace(generation, mailbox=Mailbox(self._pacer), leader=None, ticket=None) for _ in others]
@@ -189,7 +189,7 @@ class Orchestrator:
     def _enter(
         self, prompts: Sequence[Sequence[GenerateRequest]], demands: Sequence[Demand]
     ) -> list[Sequence[Ticket | None]]:
-        """A ticket for room on a decode replica for each request; None for those that no decode replica will see."""
+        """One ticket a request for room on a decode replica; None for requests that need no decode replica."""
         wishes = [self._wish(choices, demand) for choices, demand in zip(prompts, demands, strict=True)]
         entered = iter(self._admission.enter([wish for wish in wishes if wish is not None]))
         return [
@@ -198,7 +198,7 @@ class Orchestrator:
         ]
 
     def _wish(self, choices: Sequence[GenerateRequest], demand: Demand) -> RoomWish | None:
-        """The room that the choices of a prompt need; they differ in nothing that matters for it."""
+        """The room that the choices of one prompt need; the choices do not differ in what decides it."""
         request, pool = choices[0], self._decode_pool
         max_tokens, num_tokens = request.sampling.max_tokens, len(request.prompt_token_ids)
         if max_tokens <= 1 and num_tokens > self._settings.local_prefill_tokens:
@@ -216,10 +216,10 @@ class Orchestrator:
         )
 
     def check_room(self, num_requests: int = 1, *, owner: str | None = None) -> None:
-        """Refuse now what ``start`` would refuse; what it refuses one ``owner`` for others only where that is named.
+        """Refuse now what ``start`` would refuse. The limit that protects others applies only if ``owner`` is given.
 
         Raises:
-            QueueFullError: With so many requests more, there would be more in progress than allowed.
+            QueueFullError: So many more requests would exceed the limit of requests in progress.
         """
         if num_requests > self._alive.num_left(owner):
             self._counters.num_refused += num_requests
@@ -229,7 +229,7 @@ class Orchestrator:
             )
 
     async def close(self) -> None:
-        """End all requests, and wait until the workers were told."""
+        """End all requests, and wait until the workers have been told."""
         for task in tuple(self._alive):
             task.cancel()
         await asyncio.gather(*tuple(self._alive), return_exceptions=True)
@@ -299,7 +299,7 @@ class Orchestrator:
         reservation = await self._reserve(generation)
         try:
             if reservation is not None and self._local_prompts.takes(generation, reservation):
-                if generation.prompt_room is not None:  # no other replica computes it
+                if generation.prompt_room is not None:  # no prefill replica computes the prompt
                     generation.prompt_room.release()
                 await self._decode_phase.run(generation, Journey(), reservation)
                 return
@@ -312,7 +312,7 @@ class Orchestrator:
                 return
             is_handed_over = delta.finish_reason is FinishReason.HANDED_OVER
             if generation.num_head_tokens:
-                generation.is_local = True  # the rest of the prompt is computed where its choices generate
+                generation.is_local = True  # the decode replica computes the rest of the prompt
                 generation.num_cached_tokens = delta.num_cached_tokens
                 if generation.trace is not None:
                     generation.trace.finish_head(delta, num_tokens=generation.num_head_tokens)
@@ -334,7 +334,7 @@ class Orchestrator:
             generation.deliver(delta, delta.finish_reason)
 
     async def _reserve(self, generation: Generation) -> Reservation | None:
-        """Room for the KV on a decode replica; None for a request that no decode replica will see."""
+        """Reserve room for the KV on a decode replica; None for a request that needs no decode replica."""
         if generation.ticket is None:
             self._place_prompt(generation)
             return None
@@ -349,7 +349,7 @@ class Orchestrator:
         return reservation
 
     def _place_prompt(self, generation: Generation) -> None:
-        """Keep a turn for a prompt behind which nothing is generated, where any worker could compute it."""
+        """Reserve a turn for a request without decode, if any worker may compute prompts."""
         placed = self._placement.place_prompt(generation.demand) if self._placement is not None else None
         if placed is None or placed.prompt is None:
             return
@@ -371,7 +371,7 @@ class Orchestrator:
                 is_lease_certain_to_end = await self._decode_phase.run(generation, journey, reservation)
                 return
             except KVLostError as error:
-                # The reader released the lease, or it expires: an abort could overtake the prompt that is sent next.
+                # The reader released the lease, or it expires. An abort now could hit the prompt that is sent next.
                 is_lease_certain_to_end = True
                 logger.warning("KV lost: request_id=%s: %s", generation.name_in_logs, error)
                 if generation.trace is not None:
@@ -382,10 +382,10 @@ class Orchestrator:
                 if not is_lease_certain_to_end:
                     self._prefill_link.aborts.abort(prefill_replica_id, generation.request_id)
             num_again += 1
-            reservation = None  # it was released when the request left its replica
+            reservation = None  # was released when the request left its replica
             self._counters.num_prefill_retries += 1
             try:
-                # The same first token comes again; it was delivered already.
+                # The first token is computed again, and is the same; it was delivered already.
                 prefill_replica_id, delta = await self._prefill_phase.run(generation, None)
                 journey.kv_transfer = delta.kv_transfer
             except PrefillLostError:
@@ -393,7 +393,7 @@ class Orchestrator:
 
 
 async def _wait_for_leader(generation: Generation) -> None:
-    """Return once the first choice of the same prompt has begun, where this is another one."""
+    """If this is a later choice of a prompt, wait until the first choice has begun."""
     if generation.leader is not None:
         await generation.leader.begun.wait()
         if generation.trace is not None:

@@ -1,4 +1,4 @@
-"""The first half of a request's life: its prompt is computed, and its first token sampled, on a prefill replica."""
+"""The first half of a request's life: a prefill replica computes its prompt and samples its first token."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 @dataclass(slots=True)
 class Loss:
-    """Why the last attempt failed; ``failure`` is what the caller should see, where that is more than a loss.
+    """Why the last attempt failed; ``failure`` is the error for the caller, if it says more than that one was lost.
 
-    Refusals by replicas that are drained, or whose queues are full, are no losses. Nor is it one where the prompt was
-    told to go from a queue to the replica ``target``.
+    Refusals by draining replicas, or by replicas with full queues, do not count as losses. Nor does an order that moved
+    the prompt from a queue to the replica ``target``.
     """
 
     tried: set[str] = field(default_factory=set)
@@ -53,7 +53,7 @@ class Loss:
 
 
 class PrefillLostError(Exception):
-    """No prefill replica computes the prompt: the decode replica shall."""
+    """No prefill replica computes the prompt, so the decode replica should."""
 
 
 class PrefillPhase:
@@ -68,7 +68,7 @@ class PrefillPhase:
         settings: RouterSettings,
         counters: RouterCounters,
     ) -> None:
-        """``notices`` go to the decode replicas, which read along."""
+        """``notices`` tell decode replicas to begin early loads."""
         self._streams = streams
         self._link = link
         self._pool = link.pool
@@ -77,10 +77,10 @@ class PrefillPhase:
         self._counters = counters
 
     async def run(self, generation: Generation, decode: Reservation | None) -> tuple[str, TokenDelta]:
-        """The first token, from whichever prefill replica manages it; ``decode`` is where its successors will be.
+        """Compute the prompt, and return the prefill replica and the first token; ``decode`` is the decode replica.
 
         Raises:
-            RouterError: None of them did.
+            RouterError: No prefill replica succeeded.
             PrefillLostError: A decode replica should compute the prompt.
         """
         generation.stage = "prefill"
@@ -115,12 +115,12 @@ class PrefillPhase:
         )
 
     async def _choose(self, generation: Generation, loss: Loss, *, stream_id: str | None) -> Replica:
-        """Who computes the prompt next: where its leader's was computed, where it was placed, or the policy's choice.
+        """The replica for the next attempt: its leader's, the one where it was placed, or the policy's choice.
 
-        The replica that is to generate is chosen only if there is no other one.
+        The request's decode replica is chosen only if there is no other one.
 
         Raises:
-            NoReplicaError: None was healthy for ``recovery_wait_s``.
+            NoReplicaError: No replica was healthy for ``recovery_wait_s``.
         """
         self._counters.num_prefill_retries += loss.num_attempts > 0 and loss.target is None
         replica = self._target(loss) if loss.num_attempts else self._first_choice(generation)
@@ -142,13 +142,13 @@ class PrefillPhase:
         return replica
 
     def _target(self, loss: Loss) -> Replica | None:
-        """Where the prompt was told to go, once; None where that is gone."""
+        """The replica that an order named, used once; None if it is gone."""
         name, loss.target = loss.target, None
         replica = self._pool.get(name) if name is not None else None
         return replica if replica is not None and self._pool.is_usable(replica) else None
 
     def _first_choice(self, generation: Generation) -> Replica | None:
-        """The replica that has the KV of the same prompt already, or where it has its turn, if it can be used."""
+        """The replica that already has this prompt's KV, or that has a turn for it, if it can be used."""
         if generation.leader is not None and generation.leader.prefill_replica is not None:
             replica: Replica | None = generation.leader.prefill_replica
         else:
@@ -158,9 +158,9 @@ class PrefillPhase:
     async def _stay(
         self, generation: Generation, replica: Replica, loss: Loss, *, stream_id: str | None
     ) -> TokenDelta | None:
-        """The first token from one replica; None when another one should be tried, and then ``loss`` says why or which.
+        """The first token from one replica. None: try another one; ``loss`` then says why, or which one.
 
-        While it waits there it may be told to go.
+        While the prompt waits there, an order may move it.
         """
         stream = self._streams.enter(
             generation.request,
@@ -186,7 +186,7 @@ class PrefillPhase:
         return None
 
     async def _try(self, generation: Generation, replica: Replica, loss: Loss) -> TokenDelta | None:
-        """The first token from one replica; None when another one should be tried, and then ``loss`` says why."""
+        """The first token from one replica. None: try another one; ``loss`` then says why."""
         try:
             delta = await self._run_on(generation, replica)
         except WorkerRefusedError as error:
@@ -221,7 +221,7 @@ class PrefillPhase:
         return None
 
     def _give_notice(self, generation: Generation, *, source: Replica, decode_replica_id: str) -> None:
-        """Let decode read the prompt while it is computed, if that takes more than one step."""
+        """Let the decode replica load the prompt's KV while it is computed, if that takes several steps."""
         info, request = source.info, generation.request
         if info is None or not 0 < info.stream_chunk_tokens < len(request.prompt_token_ids):
             return
@@ -234,7 +234,7 @@ class PrefillPhase:
         self._notices.give(decode_replica_id, replace(request, kv_stream=stream, prediction_token_ids=None))
 
     def _turn(self, generation: Generation, replica: Replica) -> Reservation:
-        """The place in a replica's queue: what was kept since the request was placed there, or a new one."""
+        """The request's place in a replica's queue: the one reserved when it was placed there, or a new one."""
         kept, generation.prompt_room = generation.prompt_room, None
         if kept is not None and kept.replica is replica:
             return kept
@@ -267,7 +267,7 @@ class PrefillPhase:
 
 
 def _head(generation: Generation) -> GenerateRequest:
-    """The beginning of a prompt that is split. Nobody looks at the token that is sampled behind it."""
+    """The request for the first part of a split prompt. The token that it samples is not used."""
     request = generation.request
     return replace(
         request,
@@ -277,17 +277,17 @@ def _head(generation: Generation) -> GenerateRequest:
 
 
 def _tell(generation: Generation, loss: Loss) -> None:
-    """Say that a prompt goes elsewhere because of a loss."""
+    """Log and trace that a prompt goes elsewhere because of a loss."""
     if generation.trace is not None:
         generation.trace.enter("recovery", reason=loss.reason)
     logger.warning("prefill failed: request_id=%s: %s", generation.name_in_logs, loss.reason)
 
 
 def _was_given_back(delta: TokenDelta) -> bool:
-    """True when a replica let a prompt go that waited there."""
+    """True if a replica gave back a prompt that was still waiting."""
     return delta.finish_reason is FinishReason.HANDED_OVER and not delta.token_ids and delta.kv_transfer is None
 
 
 def times(number: int) -> str:
-    """Once, or so many times."""
+    """The number in words for a message: once, or N times."""
     return "once" if number == 1 else f"{number} times"

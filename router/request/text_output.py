@@ -25,13 +25,13 @@ FinishName: TypeAlias = Literal["stop", "length"]
 
 
 class TextPiece(NamedTuple):
-    """What one delta adds to the answer. ``text`` can be empty while ``token_ids`` are not: it is held back.
+    """What one delta adds to the answer. ``text`` can be empty though ``token_ids`` are not: then it is held back.
 
-    ``num_output_tokens`` are all that were generated up to here, those of the pieces before included.
+    ``num_output_tokens`` counts all tokens generated up to here, including those of earlier pieces.
     ``stop_reason`` is the stop string or the stop token id that ended the text; None for the model's own end.
-    ``entries`` are of the tokens whose text is complete with this piece, where log-probabilities are to be shown.
-    ``parts`` are what the text adds to the turn, where it may be more than content. ``content_entries`` are those of
-    ``entries``, of this piece or of one before, whose tokens are known to be content now.
+    ``entries`` are log-probabilities of the tokens whose text is complete with this piece, if they are to be shown.
+    ``parts`` are what the text adds to the turn, if it may be more than content. ``content_entries`` are the entries,
+    of this piece or of earlier ones, whose tokens are now known to be content.
     """
 
     text: str
@@ -45,12 +45,12 @@ class TextPiece(NamedTuple):
 
 
 class TextOutput:
-    """Consumes a generation. Ends it itself when a stop string is complete.
+    """Turns a generation's tokens into text. Ends the generation when a stop string is complete.
 
-    ``leader`` is the first output of the same prompt, which is told about the prompt; None for that one itself.
-    ``is_prompt_only`` leaves out all that is generated. ``turn`` takes the text apart; None where it is all content.
-    ``beam`` says how a beam search ranked the output, once it is there; None where there is none.
-    ``prediction`` follows the output along what the caller predicted of it, up to the last piece taken.
+    ``leader`` is the first output of the same prompt, which gets the prompt's data; None if this is the first.
+    ``is_prompt_only`` leaves out all generated text. ``turn`` splits the text into parts; None if it is all content.
+    ``beam`` says how a beam search ranked the output, once that is known; None without beam search.
+    ``prediction`` compares the output with the caller's prediction, up to the last piece taken.
     """
 
     def __init__(
@@ -97,18 +97,18 @@ class TextOutput:
 
     @property
     def generation(self) -> Generation:
-        """What runs."""
+        """The generation that is consumed."""
         return self._generation
 
     @property
     def prompt_logprobs(self) -> LogprobTable | None:
-        """What was asked for about the prompt; there from the first piece on."""
+        """The prompt's log-probabilities, if asked for; available from the first piece on."""
         return self._prompt_logprobs if self._leader is None else self._leader.prompt_logprobs
 
     @property
     def num_predicted(self) -> tuple[int, int] | None:
-        """How many tokens were said of the caller's prediction, and how many not; where there is none, how many of
-        the workers' drafts were right, and how many were not. None where there was nothing of either."""
+        """How many tokens of the caller's prediction were accepted, and how many rejected. Without a prediction, the
+        same two numbers of the workers' draft tokens; None if there were none."""
         if self.prediction is not None:
             return self.prediction.num_accepted, self.prediction.num_rejected
         num_drafts, num_right = self._generation.num_draft_tokens, self._generation.num_accepted_drafts
@@ -116,7 +116,7 @@ class TextOutput:
 
     @property
     def mean_logprob(self) -> float:
-        """The log-probability per token of what was generated, where log-probabilities are computed; else 0."""
+        """Mean log-probability of the generated tokens, if log-probabilities are computed; otherwise 0."""
         return self._sum_logprob / max(self.num_output_tokens, 1)
 
     @property
@@ -130,7 +130,7 @@ class TextOutput:
         return self._generation.request.prompt_token_ids
 
     async def take(self) -> list[TextPiece]:
-        """Everything that is new, at least one piece; an empty list after the finish.
+        """Wait for new pieces, and return them: at least one; an empty list after the finish.
 
         Raises:
             RouterError: The request failed.
@@ -171,14 +171,14 @@ class TextOutput:
             self._generation.trace.read(finish_reason)
 
     def cancel(self) -> None:
-        """Give the request up. Idempotent."""
+        """Cancel the request. Idempotent."""
         if not self.is_finished:
             self._count_end("abort")
             self._tell_trace()
             self._generation.cancel()
 
     def _count_failure(self, error: Exception) -> None:
-        """Count an error; what was turned away never began, and is no end."""
+        """Count an error; a request that was refused for lack of room never began, and is not counted as an end."""
         self._tell_trace()
         if isinstance(error, RouterError) and is_refusal(error, num_output_tokens=self.num_output_tokens):
             self._is_counted = True
@@ -186,7 +186,7 @@ class TextOutput:
             self._count_end("abort" if isinstance(error, RequestCancelledError) else "error")
 
     def _count_end(self, reason: str) -> None:
-        """Count how the sequence ended; the first reason is the one."""
+        """Count how the sequence ended; only the first reason counts."""
         if not self._is_counted:
             self._is_counted = True
             self._metrics.ended(reason)
@@ -232,7 +232,7 @@ class TextOutput:
         return TextPiece(text, delta.token_ids, self.num_output_tokens, reason, stop, entries)
 
     def _search(self, delta: TokenDelta) -> StopMatch:
-        """Look for stop strings in a delta's text, that of the first ``min_tokens`` tokens aside."""
+        """Look for stop strings in a delta's text, except in that of the first ``min_tokens`` tokens."""
         min_tokens = self._generation.request.sampling.min_tokens
         num_before = self.num_output_tokens - len(delta.token_ids)
         text, searched = self._decode(delta, max(min_tokens - num_before, 0))
@@ -245,7 +245,7 @@ class TextOutput:
         return replace(match, text=skipped + match.text) if skipped else match
 
     def _decode(self, delta: TokenDelta, num_first: int) -> tuple[str, str]:
-        """The text that a delta's first tokens complete, and that which its other tokens do."""
+        """The text completed by the delta's first ``num_first`` tokens, and the text completed by the rest."""
         is_stop_token = delta.stop_token_id is not None and self._skip_stop_token
         visible = delta.token_ids[:-1] if is_stop_token else delta.token_ids
         if delta.logprobs is None or not delta.logprobs.tokens:
@@ -281,13 +281,13 @@ class TextOutput:
 
 
 def finish_name(reason: str | None, stop_reason: str | int | None, turn: TurnReader | None) -> str | None:
-    """How an output ended, in OpenAI's words: a model that ends its turn after calls waits for their results."""
+    """How an output ended, in OpenAI's terms: a turn that ends after calls finishes with ``tool_calls``."""
     is_own_end = reason == "stop" and stop_reason is None
     return "tool_calls" if is_own_end and turn is not None and turn.num_calls else reason
 
 
 def _one_by_one(delta: TokenDelta) -> Iterator[TokenDelta]:
-    """A delta of several tokens as one for each: a stop string ends the output at the token that completes it."""
+    """Split a delta into one a token, because a stop string ends the output at the token that completes it."""
     num_tokens = len(delta.token_ids)
     if num_tokens <= 1:
         yield delta

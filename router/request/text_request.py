@@ -15,9 +15,9 @@ from router.trace.origin import Origin
 class TextRequest:
     """One sequence to generate, as the API hands it in. ``seed`` None lets the service draw one.
 
-    ``caller_id`` is the caller's id of it, for logs. ``is_prompt_only`` asks only what the model says of the prompt.
-    ``turn`` says how to tell thinking, content and calls apart; None where all is content. ``prediction_token_ids`` are
-    what the caller expects of the output. ``origin`` is what its trace is kept under; None: it has none.
+    ``caller_id`` is the caller's id of it, for logs. ``is_prompt_only`` asks for the prompt's log-probabilities only.
+    ``turn`` says how to tell thinking, content and calls apart; None if all text is content. ``prediction_token_ids``
+    are the output that the caller expects. ``origin`` is what its trace is kept under; None: it is not traced.
     """
 
     request_id: str

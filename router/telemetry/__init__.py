@@ -1,1 +1,1 @@
-"""Spans of a process for an OpenTelemetry collector. Nothing of the SDK is loaded before somebody wants one."""
+"""Spans of a process for an OpenTelemetry collector. The SDK is not loaded before spans are wanted."""

@@ -1,4 +1,4 @@
-"""Whether this installation can send spans as it is told to."""
+"""Checks whether this installation can send spans as configured."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from router.telemetry.settings import TracingSettings
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 PROTOCOL = "http/protobuf"
 PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-"""The first one that is set counts."""
+"""The first of these variables that is set counts."""
 
 
 class TracingUnavailableError(ConfigError):
-    """Spans are wanted, and cannot be sent: one line that says what to change."""
+    """Spans are wanted but cannot be sent; the message is one line that says what to change."""
 
 
 def check_available(
@@ -25,10 +25,10 @@ def check_available(
     environment: Mapping[str, str] = os.environ,
     is_installed: Callable[[str], bool] | None = None,
 ) -> None:
-    """Refuse, before anything starts, what would fail in every process later.
+    """Refuse, before anything starts, settings that would fail in every process later.
 
     Raises:
-        TracingUnavailableError: The extra is not installed, or another protocol is asked for.
+        TracingUnavailableError: The extra is not installed, or an unsupported protocol is configured.
     """
     if not settings.is_on:
         return
@@ -48,5 +48,5 @@ def check_available(
 def _is_installed(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except ModuleNotFoundError:  # a package above it
+    except ModuleNotFoundError:  # a parent package is missing
         return False

@@ -1,4 +1,4 @@
-"""Where spans go, and of how many requests."""
+"""Where spans are sent, and for which share of requests."""
 
 from __future__ import annotations
 

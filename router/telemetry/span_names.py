@@ -16,7 +16,7 @@ STEP: Final = "step"
 
 
 def call_name(*, hands_over: bool, goes_on: bool) -> str:
-    """What a worker is asked for: to compute a prompt for another one, to go on behind one, or both."""
+    """The name of a call to a worker: compute a prompt and hand it over, continue after a prompt, or do both."""
     if hands_over:
         return PREFILL
     return DECODE if goes_on else GENERATE

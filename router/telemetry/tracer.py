@@ -22,14 +22,14 @@ Kind: TypeAlias = Literal["server", "client", "internal"]
 
 DEFAULT_SERVICE_NAME = "baton"
 UNNAMED = "unknown_service"
-"""What the SDK calls a service that nobody named begins so."""
+"""Prefix of the SDK's default service name."""
 
 CLOSE_TIMEOUT_S = 3.0
-"""How long the end of a process waits for what was not sent yet."""
+"""How long a process waits at its end for unsent spans."""
 
 
 class OpenSpan:
-    """A span that goes on. Times are nanoseconds of the wall clock, so that spans may be made when all is over."""
+    """A span that has not ended. Times are wall-clock nanoseconds, so that spans can be made afterwards."""
 
     __slots__ = ("_span", "_tracer")
 
@@ -39,12 +39,12 @@ class OpenSpan:
 
     @property
     def trace_id(self) -> str:
-        """As it is written in headers and shown by collectors."""
+        """The trace id, as headers and collectors write it."""
         return f"{self._span.get_span_context().trace_id:032x}"
 
     @property
     def context(self) -> TraceContext:
-        """What a process needs to make spans inside of this one."""
+        """What another process needs to make child spans of this one."""
         context = self._span.get_span_context()
         traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
         return TraceContext(traceparent=traceparent, tracestate=context.trace_state.to_header())
@@ -52,7 +52,7 @@ class OpenSpan:
     def open(
         self, name: str, *, start_ns: int, kind: Kind = "internal", attributes: Attributes | None = None
     ) -> OpenSpan:
-        """A span inside of this one."""
+        """Open a child span."""
         from opentelemetry.trace import SpanKind, set_span_in_context
 
         inside = set_span_in_context(self._span)
@@ -62,19 +62,19 @@ class OpenSpan:
         return OpenSpan(span, self._tracer)
 
     def add(self, name: str, *, start_ns: int, end_ns: int, attributes: Attributes | None = None) -> None:
-        """A span inside of this one that is over."""
+        """Add a child span that has ended."""
         self.open(name, start_ns=start_ns, attributes=attributes).end(end_ns)
 
     def event(self, name: str, *, at_ns: int, attributes: Attributes | None = None) -> None:
-        """Something that happened in it."""
+        """Add an event to the span."""
         self._span.add_event(name, attributes=attributes, timestamp=at_ns)
 
     def note(self, attributes: Attributes) -> None:
-        """Say more of it."""
+        """Add attributes to the span."""
         self._span.set_attributes(attributes)
 
     def end(self, end_ns: int, *, error: str = "") -> None:
-        """It is over, and failed where there is an ``error``. Nothing more can be said of it."""
+        """End the span, as failed if there is an ``error``. Nothing can be added afterwards."""
         if error:
             from opentelemetry.trace import Status, StatusCode
 
@@ -83,13 +83,13 @@ class OpenSpan:
 
 
 class ProcessTracer:
-    """Makes the spans of a process. It is no global one: libraries that make spans for such make none by it."""
+    """Makes the spans of a process. It is not the global provider, so that libraries add no spans of their own."""
 
     def __init__(self, settings: TracingSettings, *, role: str, instance_id: str) -> None:
         """``role`` and ``instance_id`` tell the processes of a cluster apart. Begins a thread, ended by ``close``.
 
         Raises:
-            TracingUnavailableError: This machine cannot, whatever the one could that the cluster was started from.
+            TracingUnavailableError: This machine cannot send spans, even if the one that started the cluster can.
         """
         check_available(settings)
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -105,13 +105,13 @@ class ProcessTracer:
 
     @property
     def resource(self) -> Mapping[str, object]:
-        """What is told of this process with its spans."""
+        """The resource attributes that describe this process."""
         return self._provider.resource.attributes
 
     def serve(
         self, name: str, context: TraceContext, *, start_ns: int, attributes: Attributes | None = None
     ) -> OpenSpan | None:
-        """A span of what this process does for another one, which sent ``context``; None where it is not sampled."""
+        """Open a span for work that another process asked for with ``context``; None if it is not sampled."""
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -125,7 +125,7 @@ class ProcessTracer:
         return OpenSpan(span, self._tracer) if span.is_recording() else None
 
     def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Send what was not sent yet, for a while. Blocks; called again, it waits on."""
+        """Send unsent spans, for at most ``timeout_s``. Blocks; a second call waits again."""
         if self._closing is None:
             self._closing = threading.Thread(target=self._provider.shutdown, name="baton-spans-close", daemon=True)
             self._closing.start()
@@ -133,16 +133,16 @@ class ProcessTracer:
 
 
 def make_tracer(settings: TracingSettings, *, role: str, instance_id: str) -> ProcessTracer | None:
-    """What makes a process's spans; None where none are wanted, and nothing of OpenTelemetry is loaded.
+    """The tracer of a process; None if no spans are wanted. OpenTelemetry is not loaded then.
 
     Raises:
-        TracingUnavailableError: Some are wanted, and cannot be sent.
+        TracingUnavailableError: Spans are wanted, and cannot be sent.
     """
     return ProcessTracer(settings, role=role, instance_id=instance_id) if settings.is_on else None
 
 
 def _sampler(settings: TracingSettings) -> Sampler | None:
-    """None lets the SDK go by the environment."""
+    """The sampler; None lets the SDK use the environment's."""
     if settings.sample_ratio is None:
         return None
     from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio

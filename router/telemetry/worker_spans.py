@@ -1,4 +1,4 @@
-"""The spans of a worker: one for each traced request that it serves, and in it what its time went into."""
+"""The spans of a worker: one for each traced request that it serves, with child spans for where its time went."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from router.telemetry.tracer import Attributes, OpenSpan, ProcessTracer
 
 @dataclass(slots=True)
 class _Served:
-    """A request that is here. ``began_ns`` is when its first token was there; 0: it is not."""
+    """A request at this worker. ``began_ns`` is when its first token was ready; 0: not yet."""
 
     span: OpenSpan
     generates: bool
@@ -23,7 +23,7 @@ class _Served:
 
 
 class WorkerSpans:
-    """``engine.frontend.request_observer.RequestObserver``: makes spans inside of those that requests came with."""
+    """``engine.frontend.request_observer.RequestObserver``: makes child spans of the spans that requests came with."""
 
     def __init__(self, tracer: ProcessTracer, *, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._tracer = tracer
@@ -31,7 +31,7 @@ class WorkerSpans:
         self._served: dict[str, _Served] = {}
 
     def came(self, request: GenerateRequest) -> None:
-        """Open the request's span, where its sender has one."""
+        """Open the request's span, if its sender has one."""
         if request.trace is None or not request.trace.traceparent:
             return
         name = call_name(
@@ -48,12 +48,12 @@ class WorkerSpans:
             self._served[request.request_id] = _Served(span, generates=not request.hand_over, came_ns=came_ns)
 
     def refused(self, request_id: str) -> None:
-        """The engine did not take it."""
+        """The engine refused the request."""
         if (served := self._served.pop(request_id, None)) is not None:
             served.span.end(self._now_ns(), error="refused")
 
     def saw(self, timings: Sequence[RequestTimings], deltas: Iterable[Sequence[TokenDelta]]) -> None:
-        """Take note of first tokens and of ends."""
+        """Record first tokens and ends of requests."""
         if not self._served:
             return
         for told in timings:
@@ -64,7 +64,7 @@ class WorkerSpans:
                     self._ended(delta)
 
     def _began(self, timings: RequestTimings) -> None:
-        """What there was until the first token is over."""
+        """Add the spans of the time until the first token."""
         served = self._served.get(timings.request_id)
         if served is None:
             return

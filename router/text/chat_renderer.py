@@ -1,4 +1,4 @@
-"""Renders conversations without holding up the event loop: short ones at once, all others in threads."""
+"""Renders conversations without blocking the event loop: short ones at once, all others in threads."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from router.text.template_bounds import TemplateLimitError
 from router.text.template_files import ChatTemplates
 
 NUM_THREADS = 2
-"""They share the interpreter with the event loop: more of them would only take turns more often."""
+"""Number of threads. They share the GIL with the event loop, so more threads would only switch more often."""
 
 SHORT_STEPS = 2_000
-"""What a rendering may take on the event loop: a millisecond or two. One that takes more begins again in a thread."""
+"""Steps that a rendering may take on the event loop: a millisecond or two. Past that it restarts in a thread."""
 
 SHORT_CHARACTERS = 4_000
 SHORT_VALUES = 400
 
 
 class ChatRenderer:
-    """The templates of a model, if it has any, and the threads that render with it.
+    """The templates of a model, if it has any, and the threads that render with them.
 
-    Short conversations never wait for long ones. A long one waits ``wait_s`` for a thread; a thread is taken until its
-    rendering ended, whether or not somebody still wants it, and ``Budget`` bounds how long that is.
+    Short conversations never wait for long ones. A long one waits up to ``wait_s`` for a thread. A rendering keeps its
+    thread until it ends, even if its caller has left; ``Budget`` bounds how long that takes.
     """
 
     def __init__(self, templates: ChatTemplates | None, *, wait_s: float, retry_after_s: float) -> None:
@@ -51,11 +51,11 @@ class ChatRenderer:
         arguments: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt for a conversation; with ``is_open`` its final message goes on.
+        """Render the prompt for a conversation; with ``is_open`` the model continues its final message.
 
         Raises:
             InvalidRequestError: There is no template, or it refuses the conversation or its arguments.
-            QueueFullError: The conversation is long, and others took all threads for ``wait_s``.
+            QueueFullError: The conversation is long, and no thread became free within ``wait_s``.
         """
         if self._templates is None:
             raise NoChatTemplateError
@@ -75,11 +75,11 @@ class ChatRenderer:
             try:
                 return job(budget=template.budget(max_steps=SHORT_STEPS))
             except TemplateLimitError:
-                pass  # few values can make much work: not here
+                pass  # few values can still mean much work: render in a thread
         return await self._in_thread(job)
 
     async def close(self) -> None:
-        """Wait until no thread renders any more."""
+        """Wait until all threads have finished."""
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
     async def _in_thread(self, job: Callable[..., str]) -> str:
@@ -98,11 +98,11 @@ class ChatRenderer:
     def _on_rendered(self, rendering: asyncio.Future[str]) -> None:
         self._free.release()
         if not rendering.cancelled():
-            rendering.exception()  # whoever asked may have left
+            rendering.exception()  # marks it as retrieved: the caller may have left
 
 
 def _is_short(value: Any) -> bool:
-    """True for few values with little text."""
+    """True if there are few values with little text."""
     waiting, num_values, num_characters = [value], 1, 0
     while waiting:
         item = waiting.pop()

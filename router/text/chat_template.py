@@ -1,4 +1,4 @@
-"""Chat messages to a prompt, by the model's own Jinja template, in a sandbox and with Hugging Face's conventions."""
+"""Renders chat messages to a prompt by the model's Jinja template, sandboxed, with Hugging Face's conventions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from router.errors import InvalidRequestError, ModelDirectoryError
 from router.text.template_bounds import MAX_STEPS, BoundedEnvironment, Budget, TemplateLimitError
 
 MAX_RENDERED_CHARACTERS = 8 * 1024 * 1024
-"""As many as a body may have bytes by default."""
+"""Default bound: as many characters as a body may have bytes by default."""
 
 _RESERVED = frozenset(
     {
@@ -27,7 +27,7 @@ _RESERVED = frozenset(
         *("self", "super", "loop", "caller", "varargs", "kwargs"),
     }
 )
-"""Beside the model's own special tokens and what the sandbox offers."""
+"""Names that callers may not set, besides the model's special tokens and the sandbox's globals."""
 
 REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 """What templates call the thinking of an earlier turn; ``thinking`` is gpt-oss's word."""
@@ -35,7 +35,7 @@ REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 _PROBE = "probe of a text"
 
 _SPACES = "   "
-"""More than a template adds by itself: one that leaves them keeps what a content ends with."""
+"""More spaces than a template adds itself: if they survive, the template keeps a content's trailing spaces."""
 
 
 class ChatTemplateError(InvalidRequestError):
@@ -46,7 +46,7 @@ class ChatTemplateError(InvalidRequestError):
 
 
 class ReservedArgumentError(InvalidRequestError):
-    """``chat_template_kwargs`` names what the model or the conversation itself gives to the template."""
+    """``chat_template_kwargs`` names a variable that the model or the conversation supplies to the template."""
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(
@@ -101,10 +101,10 @@ def _environment() -> BoundedEnvironment:
 
 
 class ChatTemplate:
-    """A compiled chat template. ``reserved`` are the names whose values are not the caller's to give.
+    """A compiled chat template. ``reserved`` are the names whose values callers may not set.
 
-    ``max_characters`` bounds what it may render; no value of a caller makes it take more memory or time than that is
-    worth (``Budget``). Renderings may run in several threads at once.
+    ``max_characters`` bounds its result. From that follow bounds on the memory and time of a rendering, which hold for
+    any values that a caller sends (``Budget``). Renderings may run in several threads at once.
     """
 
     def __init__(
@@ -120,22 +120,22 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._words = frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
-        # After the words: this folds lists of them into one constant.
+        # After the words were collected: this call folds lists of words into one constant.
         self._variables = frozenset(meta.find_undeclared_variables(tree))
         self.reserved = _RESERVED.union(self._environment.globals, special_tokens)
 
     def reads(self, variable: str) -> bool:
-        """Whether an argument of this name can change what is rendered."""
+        """True if an argument of this name can change the result."""
         return variable in self._variables
 
     def names(self, word: str) -> bool:
-        """Whether the template speaks of a word, such as the name of a role."""
+        """True if a word, such as the name of a role, occurs in the template."""
         return word in self._words
 
     @functools.cached_property
     def reads_parts(self) -> bool:
-        """Whether a content must be a list of parts: some templates loop over it, and find no text in a string, as
-        Llama Guard's. Those that take either get a string.
+        """True if a content must be a list of parts: some templates, such as Llama Guard's, loop over it and find no
+        text in a string. Templates that accept both get a string.
         """
         return not self._shows(_PROBE) and self._shows([{"type": "text", "text": _PROBE}])
 
@@ -147,7 +147,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def takes_one_text_beside_calls(self) -> bool:
-        """Whether a turn that calls tools may have thinking or a content and not both, as with gpt-oss's template."""
+        """True if a turn with tool calls may have thinking or content but not both, as with gpt-oss's template."""
         if "thinking" not in self.source or "raise_exception" not in self.source:
             return False
         return self._renders_call("text", thinking="") and not self._renders_call("text", thinking="thought")
@@ -174,12 +174,12 @@ class ChatTemplate:
         arguments: Mapping[str, Any] | None = None,
         budget: Budget | None = None,
     ) -> str:
-        """The prompt for a conversation, special tokens included. ``tools`` are what OpenAI's API calls so.
+        """Render the prompt for a conversation, special tokens included. ``tools`` is OpenAI's parameter.
 
         Raises:
-            ReservedArgumentError: An argument has the name of something that the template gets from here.
+            ReservedArgumentError: An argument has a reserved name.
             ChatTemplateError: The template refuses the conversation, or fails on it.
-            TemplateLimitError: It took more than ``budget``, which the caller gave.
+            TemplateLimitError: It exceeded the ``budget`` that was given.
         """
         if reserved := self.reserved.intersection(arguments or {}):
             raise ReservedArgumentError(reserved)
@@ -212,9 +212,9 @@ class ChatTemplate:
         arguments: Mapping[str, Any] | None = None,
         budget: Budget | None = None,
     ) -> str:
-        """The prompt for a conversation whose final message goes on: all that comes before the end of its content.
+        """Render a prompt whose final message the model continues: everything up to the end of that message's content.
 
-        A mark behind the content says where that is. Spaces at the content's end stay where the template keeps them.
+        A mark after the content finds that position. Spaces at the content's end stay if the template keeps them.
 
         Raises:
             ReservedArgumentError, TemplateLimitError: As for ``render``.

@@ -1,9 +1,9 @@
-"""Tokens to text while they arrive: never half a character, and never two calls to the tokenizer a token.
+"""Converts tokens to text as they arrive: never half a character, never two calls of the tokenizer per token.
 
 Most tokenizers map each token to fixed bytes, independent of its neighbours (byte-level BPE, sentencepiece with byte
-fallback). For those the bytes are tabulated once and the text is an incremental UTF-8 decode: exact, and a dictionary
-look-up a token. Any other tokenizer is asked to decode a short window, whose text without the new tokens is
-subtracted from its text with them.
+fallback). For those a table of bytes is built once, and the text is an incremental UTF-8 decode: exact, and one
+dictionary look-up per token. Any other tokenizer decodes a short window twice, without and with the new tokens, and
+the difference is the new text.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Detokenizer(Protocol):
 
     @property
     def is_incomplete(self) -> bool:
-        """True while tokens were taken whose text is not complete."""
+        """True while the text of some token is not complete."""
 
     def finish(self) -> str:
-        """Return what is left; bytes that never became a character turn into U+FFFD. Call once, at the end."""
+        """Return the remaining text; bytes of an incomplete character become U+FFFD. Call once, at the end."""
 
 
 class ByteDetokenizer:
@@ -57,19 +57,19 @@ class ByteDetokenizer:
 
     @property
     def is_incomplete(self) -> bool:
-        """True while a character is begun."""
+        """True while a character is incomplete."""
         return bool(self._decoder.getstate()[0])
 
     def finish(self) -> str:
-        """Return what is left of an unfinished character."""
+        """Return the rest of an incomplete character."""
         return self._decoder.decode(b"", final=True)
 
 
 class WindowDetokenizer:
     """For any tokenizer: decodes a short window around the new tokens.
 
-    ``context_ids`` are the last tokens before the output; they decide about a space in front of the first word.
-    Tokens that are not ``is_spelt`` are left out wherever they stand.
+    ``context_ids`` are the last tokens before the output; they decide whether a space precedes the first word.
+    Tokens for which ``is_spelt`` is false are left out everywhere.
     """
 
     __slots__ = ("_decode", "_is_spelt", "_num_settled", "_num_shown", "_tokens")
@@ -93,8 +93,8 @@ class WindowDetokenizer:
             return ""
         whole = self._decode(self._tokens)
         text = whole[self._num_shown :]
-        # A replacement character at the end is most likely a character cut in two. It cannot be for ever: no
-        # character has more than four bytes, so more waiting tokens than that hold bytes that are simply wrong.
+        # A replacement character at the end is most likely an incomplete character, so wait. But a character has at
+        # most four bytes: if more tokens than that are waiting, their bytes are simply invalid.
         if text.endswith(_REPLACEMENT) and len(self._tokens) - self._num_settled <= _WINDOW_TOKENS:
             return ""
         if text:
@@ -107,17 +107,17 @@ class WindowDetokenizer:
 
     @property
     def is_incomplete(self) -> bool:
-        """True while tokens wait for what comes after them."""
+        """True while tokens wait for the ones after them."""
         return len(self._tokens) > self._num_settled
 
     def finish(self) -> str:
-        """Return what is left."""
+        """Return the remaining text."""
         text = self._decode(self._tokens)[self._num_shown :]
         self._num_settled = len(self._tokens)
         return text
 
     def _leave_out_silent(self, whole: str) -> None:
-        """Forget the middle of a long run of tokens without text: the words before it and its end decide alone."""
+        """Drop the middle of a long run of tokens without text: only the words before it and its end matter."""
         ends = self._tokens[:_WINDOW_TOKENS] + self._tokens[-_WINDOW_TOKENS:]
         if self._decode(ends) == whole:
             self._tokens = ends
@@ -126,7 +126,7 @@ class WindowDetokenizer:
 class DetokenizerFactory:
     """Makes the detokenizer that fits a tokenizer. The tables are built once and shared.
 
-    ``table`` has the bytes of every token; None for a tokenizer in which they depend on its neighbours.
+    ``table`` has the bytes of every token; None if a token's bytes depend on its neighbours.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -151,7 +151,7 @@ class DetokenizerFactory:
         return WindowDetokenizer(decode, prompt_token_ids, is_spelt)
 
     def _table_without(self, skipped: frozenset[int]) -> dict[int, bytes]:
-        """The table without some tokens: of these sets there are as many as ways to read answers."""
+        """The table without some tokens. Cached, since there are only as many such sets as ways to read answers."""
         assert self.table is not None
         if not skipped:
             return self.table
@@ -173,7 +173,7 @@ def token_bytes(backend: tokenizers.Tokenizer) -> dict[int, bytes] | None:
 
 
 def _byte_rule(decoder: dict[str, object] | None) -> Callable[[str], bytes] | None:
-    """How a token's spelling turns into bytes, for the decoders in which nothing else matters."""
+    """The function from a token's spelling to its bytes; None if the decoder depends on anything else."""
     if decoder is None:
         return None
     if decoder["type"] == "Sequence":
@@ -191,7 +191,7 @@ def _byte_rule(decoder: dict[str, object] | None) -> Callable[[str], bytes] | No
 
 
 def _sentencepiece_rule(parts: list[dict[str, object]]) -> Callable[[str], bytes] | None:
-    """Replace the space mark, bytes for byte tokens, fuse; a strip at the start concerns whole texts only."""
+    """Replace the space mark, map byte tokens to bytes, fuse; a strip at the start affects only whole texts."""
     replacements: list[tuple[str, str]] = []
     has_byte_fallback = False
     for part in parts:

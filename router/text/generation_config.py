@@ -16,7 +16,7 @@ from router.text.tokenizer import read_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """Used where a request says nothing. Without a generation_config.json they are OpenAI's: temperature 1.
+    """Values used where a request sets none. Without a generation_config.json they are OpenAI's: temperature 1.
 
     ``do_sample: false`` there asks for greedy decoding, as it does in transformers. ``logits`` are parameters of logits
     processors, by their names.
@@ -31,7 +31,7 @@ class GenerationDefaults:
 
 
 def load_generation_defaults(model_dir: Path, *, params: type[SamplingParams] = SamplingParams) -> GenerationDefaults:
-    """What generation_config.json says, and the end-of-text tokens by ``read_end_tokens``.
+    """Read the defaults from generation_config.json, and the end-of-text tokens by ``read_end_tokens``.
 
     Raises:
         ModelDirectoryError: A value has the wrong type.

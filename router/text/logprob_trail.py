@@ -1,4 +1,4 @@
-"""Keeps what is said of each token together with the text that the token brings."""
+"""Keeps each token's log-probabilities together with the token's text."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class TokenEntry(NamedTuple):
 
 
 class LogprobTrail:
-    """Entries wait until all of their token's text was emitted, the rest of a character that it begins included.
+    """Holds an entry until all text of its token was emitted, including the rest of a character that it begins.
 
-    So an entry comes with the text that its token ends, however long that is held back. Each token has one entry, also
-    those without text and those of a stop string; what still waits at the end comes with the end.
+    So an entry is emitted with the last of its token's text, however long that is held back. Each token has one entry,
+    even without text or inside a stop string. Entries that are still held at the end are emitted then.
     """
 
     def __init__(self) -> None:
@@ -28,13 +28,13 @@ class LogprobTrail:
         self._num_emitted = 0
 
     def push(self, said: TokenLogprobs, *, num_characters: int, is_incomplete: bool) -> None:
-        """A token was decoded, to so many characters; ``is_incomplete`` tells that it ends amid a character."""
+        """Note that a token was decoded to ``num_characters``; ``is_incomplete``: it ends inside a character."""
         start = self._num_decoded
         self._num_decoded += num_characters
         self._waiting.append((self._num_decoded + is_incomplete, TokenEntry(said, start)))
 
     def emit(self, num_characters: int) -> tuple[TokenEntry, ...]:
-        """So many characters more are emitted: the entries that go with them."""
+        """Note that ``num_characters`` more are emitted, and return the entries that are complete with them."""
         self._num_emitted += num_characters
         ready: list[TokenEntry] = []
         while self._waiting and self._waiting[0][0] <= self._num_emitted:
@@ -42,7 +42,7 @@ class LogprobTrail:
         return tuple(ready)
 
     def finish(self) -> tuple[TokenEntry, ...]:
-        """The output ended: all that is left."""
+        """The output ended: return all remaining entries."""
         left = tuple(entry for _, entry in self._waiting)
         self._waiting.clear()
         return left

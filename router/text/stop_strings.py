@@ -1,4 +1,4 @@
-"""Stop strings in text that arrives in pieces: nothing is emitted in which one may still begin."""
+"""Finds stop strings in text that arrives in pieces; holds back text in which one may have begun."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class StopMatch:
 
 
 class _Beginning:
-    """How much of one stop string the end of a text is, as the text comes piece by piece.
+    """Tracks how long a prefix of one stop string the text so far ends with, piece by piece.
 
-    Each character is compared a few times at most, however much of the stop string is there. The borders are made as
-    far as the text got, so that a stop string that never begins costs nothing.
+    Each character is compared a few times at most, however much of the stop string has matched. The border table is
+    built only as far as the match got, so that a stop string that never begins costs nothing.
     Source: Knuth, Morris, Pratt, Fast Pattern Matching in Strings, SIAM J. Comput. 1977
     """
 
@@ -30,11 +30,11 @@ class _Beginning:
         self.size = 0
 
     def shorter(self) -> int:
-        """The next shorter beginning that the end of the text is."""
+        """The length of the next shorter prefix that the text ends with."""
         return self._borders[self.size]
 
     def read(self, text: str) -> None:
-        """Take new text; ``size`` is then how many characters at the end the stop string begins with."""
+        """Take new text; then ``size`` is the length of the stop string's prefix that the text ends with."""
         stop, borders, size, place = self._stop, self._borders, self.size, 0
         while place < len(text):
             if not size and (place := text.find(stop[0], place)) < 0:
@@ -49,7 +49,7 @@ class _Beginning:
         self.size = size
 
     def _add_border(self) -> None:
-        """The longest beginning of the next longer beginning that is also its end, itself aside."""
+        """Add the border of the next longer prefix: its longest proper prefix that is also its suffix."""
         last = self._stop[len(self._borders) - 1]
         size = self._borders[-1]
         while size and self._stop[size] != last:
@@ -60,9 +60,9 @@ class _Beginning:
 class StopStrings:
     """Cuts one output at the first stop string that is complete.
 
-    First is the one that *ends* first, so that the result does not depend on how the text was cut into pieces; of
-    several that end there, the longest. The stop string itself is not emitted unless ``include``. One that ends in
-    text that was skipped does not count, but one that only begins there does.
+    The first is the one that *ends* first, so that the result does not depend on how the text was cut into pieces; of
+    several that end at the same place, the longest wins. The stop string itself is not emitted unless ``include``. One
+    that ends in skipped text does not count, but one that only begins there does.
     """
 
     __slots__ = ("_beginnings", "_held", "_include", "_max_held", "_num_skipped", "_stops")
@@ -81,7 +81,7 @@ class StopStrings:
         return bool(self._stops)
 
     def push(self, text: str) -> StopMatch:
-        """Take new text; return what is certain to be before any stop string."""
+        """Take new text; return the text that certainly precedes any stop string."""
         if not self._stops:
             return StopMatch(text=text)
         new, text = text, self._held + text
@@ -95,14 +95,14 @@ class StopStrings:
         return StopMatch(text=text[:cut])
 
     def skip(self, text: str) -> str:
-        """Take new text in which no stop string may end; return what is certain to be before any."""
+        """Take new text in which a stop string does not count; return the text that certainly precedes any."""
         new, text = text, self._held + text
         cut = self._hold(new, text)
         self._num_skipped = len(text) - cut
         return text[:cut]
 
     def finish(self) -> str:
-        """The output ended without a stop string: return what was held back."""
+        """The output ended without a stop string: return the text that was held back."""
         held, self._held = self._held, ""
         return held
 
@@ -115,7 +115,10 @@ class StopStrings:
         return None if best is None else (best[1], best[2])
 
     def _hold(self, new: str, text: str) -> int:
-        """Keep the end of a text, ``new`` at its end, in which a stop string may begin; return where that is."""
+        """Hold back the end of ``text`` in which a stop string may have begun, and return where it begins.
+
+        ``text`` ends with ``new``.
+        """
         cut = len(text) - self._num_held(new)
         self._held = text[cut:]
         return cut

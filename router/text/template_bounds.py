@@ -1,7 +1,7 @@
-"""What a chat template may do with a caller's values: a sandbox that counts, and stops before memory or time run out.
+"""A sandbox for chat templates that counts steps and characters, and stops before memory or time run out.
 
-The template is the model's, the values are anybody's: a megabyte that a template repeats for each of a thousand
-messages is a gigabyte. So whatever makes text asks first for the characters that it is going to make.
+The template is the model's, but any caller supplies the values: a megabyte that a template repeats for each of a
+thousand messages is a gigabyte. So every operation that makes text first asks the budget for its characters.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from jinja2.runtime import Context
 from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
 
 MAX_STEPS = 2_000_000
-"""Turns of loops, operations and calls of one rendering: a second or two."""
+"""Steps of one rendering (loop turns, operations and calls): a second or two."""
 
 MAX_CPU_S = 5.0
-"""For what takes long in few steps. Time of the rendering's own thread: a busy machine makes no difference."""
+"""Limit for work that takes long in few steps. It is CPU time of the thread, so a busy machine does not matter."""
 
 WORK_RATIO = 8
-"""Characters that one rendering may make in all, in units of those that its result may have."""
+"""Characters that one rendering may make in all, as a multiple of the characters that its result may have."""
 
 _STEPS_A_LOOK = 256
 _ITEM_CHARACTERS = 56
-"""What a small object takes, counted as characters."""
+"""The size of a small object, counted in characters."""
 
 _MAX_INDENT = 16
 
@@ -43,7 +43,7 @@ _FIELD_WIDTH = re.compile(r"\d{4,}")
 
 
 SizeOf: TypeAlias = Callable[..., int]
-"""Of a filter's arguments: characters that it is about to make, as far as they are more than it was given."""
+"""From a filter's arguments: the characters that it will make beyond those that it was given."""
 
 
 class TemplateLimitError(jinja2.TemplateError):
@@ -51,7 +51,7 @@ class TemplateLimitError(jinja2.TemplateError):
 
 
 class Budget:
-    """What is left to one rendering. Characters and steps are the same on every machine; CPU time is the backstop."""
+    """What one rendering may still spend. Characters and steps are equal on every machine; CPU time is the backstop."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Budget:
         """Count steps.
 
         Raises:
-            TemplateLimitError: There were too many, or they take too long.
+            TemplateLimitError: There were too many steps, or they took too long.
         """
         before, self._num_steps = self._num_steps, self._num_steps + number
         if self._num_steps > self._max_steps:
@@ -83,10 +83,10 @@ class Budget:
             raise TemplateLimitError(f"rendering the chat takes more than {self._max_cpu_s:g} s")
 
     def make(self, num_characters: int) -> None:
-        """Ask for a text of so many characters, before it is made.
+        """Ask for a text of ``num_characters`` before it is made.
 
         Raises:
-            TemplateLimitError: It is too long, or too many were made.
+            TemplateLimitError: The text is too long, or all texts together are.
         """
         self._characters_left -= num_characters
         if num_characters > self.max_characters or self._characters_left < 0:
@@ -94,10 +94,10 @@ class Budget:
 
 
 class _BoundedCode(CodeGenerator):
-    """Code in which ``~`` is the environment's."""
+    """Compiles ``~`` to a call of the environment, which counts it."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 (jinja2's name)
-        """Join what stands between the tildes."""
+        """Join the operands of ``~``."""
         self.write("environment.joined((")
         for part in node.nodes:
             self.visit(part, frame)
@@ -129,7 +129,7 @@ class _EscapeFormatter(_Formatter, SandboxedEscapeFormatter):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, in which every rendering has a budget."""
+    """Jinja's sandbox with a budget for every rendering."""
 
     code_generator_class = _BoundedCode
     intercepted_binops = frozenset({"+", "*", "%", "**"})
@@ -166,7 +166,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @property
     def budget(self) -> Budget:
-        """That of the rendering in this thread; one without a limit while a template is compiled."""
+        """The budget of this thread's rendering; unlimited while a template is compiled."""
         budget: Budget = getattr(self._rendering, "budget", _COMPILING)
         return budget
 
@@ -258,7 +258,7 @@ def _tojson(
 
 
 def _listed(items: Any) -> Any:
-    """Items that can be counted before they are joined."""
+    """The items as a sequence, so that they can be counted before they are joined."""
     return items if hasattr(items, "__len__") else list(items)
 
 
@@ -298,11 +298,11 @@ _FILTER_SIZES: dict[str, SizeOf] = {
     "slice": _sliced_size,
     "tojson": _dumped_size,
 }
-"""Filters that can make more than they are given, and how to know it before."""
+"""Filters whose output can be larger than their input, and how to compute that beforehand."""
 
 
 def _method_size(subject: str | bytes, name: str, *arguments: Any, **options: Any) -> int:
-    """Characters that a text's method is about to make, as far as they are more than the text has."""
+    """Characters that a string method will make beyond those of the string itself."""
     first: Any = arguments[0] if arguments else next(iter(options.values()), None)
     if name == "replace" and len(arguments) >= 2:
         return _replaced_size(subject, arguments[0], arguments[1])
@@ -320,7 +320,7 @@ def _method_size(subject: str | bytes, name: str, *arguments: Any, **options: An
 
 
 def _operation_size(operator: str, left: Any, right: Any) -> int:
-    """Characters that an operation is about to make; for numbers, digits."""
+    """Characters that an operation will make; for numbers, digits."""
     if operator == "*":
         return _repeated_size(left, right) if isinstance(right, int) else _repeated_size(right, left)
     if operator == "**":

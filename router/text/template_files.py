@@ -1,4 +1,4 @@
-"""The chat templates of a model's directory: one for all conversations, or a second one for those with tools."""
+"""Loads the chat templates of a model directory: one for all conversations, or another one for those with tools."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from router.text.tokenizer import read_json
 
 DEFAULT: Final = "default"
 TOOL_USE: Final = "tool_use"
-"""The names of the two, as transformers and vLLM know them."""
+"""The names of the two templates in transformers and vLLM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTemplates:
-    """The templates of a model; ``tool_use`` is for conversations with tools, None where ``default`` is for all."""
+    """The templates of a model; ``tool_use`` is for conversations with tools, None if ``default`` serves all."""
 
     default: ChatTemplate
     tool_use: ChatTemplate | None = None
 
     @property
     def with_tools(self) -> ChatTemplate:
-        """The one that tells of tools."""
+        """The template that renders tools."""
         return self.tool_use or self.default
 
     def for_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
-        """The one for a conversation in which the model is told of these tools."""
+        """The template for a conversation with these tools."""
         return self.with_tools if tools else self.default
 
 
 def load_chat_templates(
     model_dir: Path, *, special_tokens: Mapping[str, str], max_characters: int = MAX_RENDERED_CHARACTERS
 ) -> ChatTemplates | None:
-    """The templates of a model directory; None where there is none.
+    """The templates of a model directory; None if it has none.
 
-    The default one is in chat_template.jinja, chat_template.json, or tokenizer_config.json. That for tools is in
-    additional_chat_templates, or beside the default one in either of these two JSON files.
+    The default template is in chat_template.jinja, chat_template.json, or tokenizer_config.json. The one for tools is
+    in additional_chat_templates, or beside the default one in one of the two JSON files.
 
     Raises:
-        ModelDirectoryError: A template is there and cannot be used.
+        ModelDirectoryError: A template exists and cannot be used.
     """
 
     def compiled(source: str) -> ChatTemplate:
@@ -56,7 +56,7 @@ def load_chat_templates(
 
 
 def _sources(model_dir: Path) -> dict[str, str]:
-    """The templates' texts by their names; there is a default one if there are any."""
+    """The templates' source texts by name; if there are any, one is the default."""
     own = _text(model_dir / "chat_template.jinja")
     sources = _in_json(model_dir) if own is None else {DEFAULT: own}
     tool_use = _text(model_dir / "additional_chat_templates" / f"{TOOL_USE}.jinja")

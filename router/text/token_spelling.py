@@ -1,4 +1,4 @@
-"""How single tokens are written where they stand alone, as in log-probabilities."""
+"""How single tokens are written on their own, for example in log-probabilities."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from router.text.tokenizer import Tokenizer
 
 
 class Spelling(NamedTuple):
-    """A token's text, in which bytes that are no character of their own are U+FFFD; ``data`` are its true bytes.
+    """A token's text, in which bytes that form no whole character are U+FFFD; ``data`` are its actual bytes.
 
-    ``data`` is None where the tokenizer has no bytes for single tokens.
+    ``data`` is None if the tokenizer has no bytes for single tokens.
     """
 
     text: str
@@ -19,14 +19,14 @@ class Spelling(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """True when the text says all."""
+        """True if the text represents the token completely."""
         return self.data is None or "\ufffd" not in self.text or self.text.encode() == self.data
 
 
 class TokenSpeller:
-    """Spells tokens, special ones included. What was spelt once is kept: there are only so many tokens.
+    """Spells tokens, special ones included, and caches every spelling; the vocabulary bounds the cache.
 
-    ``table`` has the bytes of every token, where each stands for fixed ones.
+    ``table`` has the bytes of every token; None if a token's bytes are not fixed.
     """
 
     def __init__(self, tokenizer: Tokenizer, table: Mapping[int, bytes] | None) -> None:
@@ -35,7 +35,7 @@ class TokenSpeller:
         self._known: dict[int, Spelling] = {}
 
     def spell(self, token_id: int) -> Spelling:
-        """One token; an id that no token of the tokenizer has is empty."""
+        """The spelling of one token; empty for an id that the tokenizer does not have."""
         known = self._known.get(token_id)
         if known is None:
             known = self._known[token_id] = self._spell(token_id)

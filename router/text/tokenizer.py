@@ -16,7 +16,7 @@ from router.errors import ModelDirectoryError
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 _MAX_NFC_SHRINKAGE = 3
-"""The sign for kelvin is 3 bytes, and the K that it becomes is 1; no text shrinks more."""
+"""The most that normalization shrinks a text: the kelvin sign has 3 bytes, and the K that it becomes has 1."""
 
 _LOSSLESS_SPLITTERS = frozenset({"ByteLevel", "Digits", "Metaspace", "Sequence"})
 
@@ -86,13 +86,13 @@ class Tokenizer:
         return cls(backend, config=config)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Special tokens are added as tokenizer.json says, whatever ``add_bos_token`` of
-        tokenizer_config.json does, which transformers ignores beside it; never to rendered chats.
+        """Token ids of a text. Special tokens are added as tokenizer.json says, but never to rendered chats. As in
+        transformers, ``add_bos_token`` of tokenizer_config.json is ignored when there is a tokenizer.json.
         """
         return self.encode_all([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of several texts, without the GIL while it works: call it in a thread where they are long.
+        """Token ids of several texts, computed without the GIL: call it in a thread if the texts are long.
 
         The library's ``encode`` holds the GIL (measured: 12 s for 7 MB), its batches do not (0.01 s of 2.8 s).
         """
@@ -100,7 +100,7 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def min_num_tokens(self, text: str) -> int:
-        """A number of tokens that a text certainly has, without tokenizing it; 0 where nothing is certain."""
+        """A lower bound on a text's tokens, without tokenizing it; 0 if there is no bound."""
         if self._max_bytes_per_token is None:
             return 0
         return -(-len(text.encode()) // self._max_bytes_per_token)
@@ -111,11 +111,11 @@ class Tokenizer:
         return text
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str | None]:
-        """How the vocabulary spells tokens; None for ids that are none."""
+        """How the vocabulary spells tokens; None for ids that it does not have."""
         return [self.backend.id_to_token(token_id) for token_id in token_ids]
 
     def added_token_id(self, text: str) -> int | None:
-        """The id of the added token that a text is, special or not: the text becomes that, whatever is around it."""
+        """The id of the added token, special or not, that has this text; such text always becomes that one token."""
         return self._added_ids.get(text)
 
     def token_id(self, token: str) -> int | None:
@@ -130,11 +130,11 @@ def _named_tokens(config: Mapping[str, object]) -> dict[str, str]:
 
 
 def max_bytes_per_token(backend: tokenizers.Tokenizer) -> int | None:
-    """The most bytes of a text that become one token.
+    """The largest number of a text's bytes that become one token.
 
     Returns:
-        None for a tokenizer that may drop text, or put any amount of it into one token: only those that go by bytes,
-        and keep all of them, have a bound.
+        None for a tokenizer that may drop text, or put any amount of it into one token. Only byte-based tokenizers that
+        keep all bytes have a bound.
     """
     shrinkage = _shrinkage(backend)
     if shrinkage is None or not _keeps_all_bytes(backend):
@@ -165,7 +165,7 @@ def _keeps_all_bytes(backend: tokenizers.Tokenizer) -> bool:
 
 
 def _described(component: Any) -> dict[str, Any]:
-    """The component as tokenizer.json has it; the library shows its fields in no other way."""
+    """The component as tokenizer.json describes it; the library exposes its fields in no other way."""
     description: dict[str, Any] = json.loads(component.__getstate__())
     return description
 
