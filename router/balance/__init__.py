@@ -1,1 +1,1 @@
-"""Which live streams should go on at another worker, which workers should lean to other work, and orders for both."""
+"""Decides which live streams move to another worker and which workers change their leaning, and orders both."""

@@ -1,4 +1,4 @@
-"""Has one worker at a time change its leaning, where one of the live routers decides for all."""
+"""Changes workers' leanings, one worker at a time; one of the live routers decides for all."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 
 class LeaningOrders(Protocol):
-    """Tells a worker what to lean to."""
+    """Gives workers orders to lean."""
 
     async def lean(self, replica_id: str, role: str) -> str:
         """Have a worker prefer the work of a role.
@@ -40,7 +40,7 @@ class LeaningOrders(Protocol):
             The role that it leaned to before.
 
         Raises:
-            WorkerUnavailableError: It does not answer.
+            WorkerUnavailableError: The worker does not answer.
         """
 
 
@@ -48,21 +48,21 @@ class LeaningBoard(Protocol):
     """What routers tell each other (:class:`router.report.cluster_view.ClusterView`)."""
 
     def live_router_ids(self) -> Collection[str]:
-        """This router and those that are alive."""
+        """Ids of this router and of the other live ones."""
 
     def note_leaning(self, change: LeaningNote) -> None:
         """Remember a change that this router ordered."""
 
     def hold_leaning(self, replica_id: str, *, until_s: float) -> None:
-        """Remember what an operator ordered, and until when that stands."""
+        """Remember an operator's order for a worker, and until when it stands."""
 
     def held_leanings(self) -> Mapping[str, float]:
-        """What operators ordered at any router, and until when that stands."""
+        """The workers with an operator's order, from any router, and until when each order stands."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Seen:
-    """What this router has seen of one worker: its leaning and since when, and its time in steps at the last look."""
+    """What this router has seen of one worker: its leaning and since when, and its step seconds at the last look."""
 
     leaning: str
     since_s: float
@@ -72,12 +72,12 @@ class _Seen:
 
 
 class LeaningControl:
-    """Looks every report period, and orders a change while its router leads.
+    """Looks once a report period, and orders a change if its router leads.
 
-    All that it decides by is in the workers' reports, and every router sees those. So when the leader dies the next one
-    has nothing to learn; it waits as long as it takes to be sure of what it sees, by which time the others know, too,
-    who leads. Workers whose leaning is ``held`` until a time (seconds since 1970), by an operator's order, are left
-    alone.
+    It decides by the workers' reports alone, and every router sees those. So when the leader dies, the next one needs
+    no state from it. The new leader first watches for as long as it needs to be sure; by then the other routers also
+    know who leads. A worker whose leaning an operator has ordered is left alone until the order ends (``held``, in
+    seconds since 1970).
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class LeaningControl:
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to look, where that is wanted. Idempotent."""
+        """Begin to look, if the settings want it. Idempotent."""
         if self._settings.adapts_leanings and self._looking is None:
             self._looking = asyncio.create_task(self._keep_looking())
 
@@ -119,7 +119,7 @@ class LeaningControl:
             self._looking = None
 
     def hold(self, replica_id: str) -> None:
-        """An operator chose a worker's leaning: leave it alone for a while, at every router."""
+        """An operator chose a worker's leaning: every router leaves that worker alone for a while."""
         self._view.hold_leaning(replica_id, until_s=self._wall_clock() + HELD_S)
 
     async def _keep_looking(self) -> None:
@@ -131,7 +131,7 @@ class LeaningControl:
                 logger.exception("looking at the leanings failed")
 
     async def look(self) -> LeaningChange | None:
-        """Order the change that should be made now, if there is one and this router decides."""
+        """Order the change that is due now, if there is one and this router leads."""
         change = self._choose()
         if change is None:
             return None
@@ -164,7 +164,7 @@ class LeaningControl:
         return self._policy.look(workers, now_s)
 
     def _replicas(self) -> list[Replica]:
-        """Those that take requests, whose leaning is known and whose reports are fresh."""
+        """The replicas that take requests, with a known leaning and fresh reports."""
         return [
             replica
             for replica in self._pool.replicas
@@ -183,7 +183,7 @@ class LeaningControl:
             seen.leaning, seen.since_s = load.leaning, now_s
         if now_s > seen.looked_at_s:
             elapsed_s = now_s - seen.looked_at_s
-            # A step that takes longer than a report counts when it ends: a mean over several reports evens that out.
+            # A step longer than a report period is counted when it ends: the mean over several reports evens that out.
             seen.busy += (max(step_s - seen.step_s, 0.0) / elapsed_s - seen.busy) * min(elapsed_s / EVIDENCE_S, 1.0)
             seen.looked_at_s, seen.step_s = now_s, step_s
         held_for_s = held.get(name, 0.0) - self._wall_clock()
@@ -198,7 +198,7 @@ class LeaningControl:
 
 
 def goals_of(settings: RouterSettings) -> LeaningGoals:
-    """What requests are promised that ask for nothing else; where that is nothing, what people bear."""
+    """The default promise of requests; without one, latencies that people tolerate."""
     promise = settings.promise
     return LeaningGoals(
         ttft_s=TTFT_S if promise.ttft_ms is None else promise.ttft_ms / 1000,

@@ -1,6 +1,6 @@
-"""Which worker should lean to other work: a pure function of what all workers report, and of how long it has been so.
+"""Which worker should change its leaning: a pure function of all workers' reports, and of how long they say the same.
 
-A leaning says whose work a worker prefers, and changes without a restart. Whoever decides changes one at a time.
+A leaning says which role's work a worker prefers; it changes without a restart. Only one is changed at a time.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from dataclasses import dataclass, field
 from router.balance.moves import WorkerState
 
 EVIDENCE_S = 5.0
-"""So long one kind of work must have too few workers before another one leans to it."""
+"""How long one kind of work must have too few workers before another worker leans to it."""
 
 MIN_STAY_S = 30.0
-"""So long a worker keeps a leaning."""
+"""How long a worker keeps a leaning at least."""
 
 HELD_S = 300.0
-"""So long an operator's order stands."""
+"""How long an operator's order stands."""
 
 TTFT_S = 2.0
 ITL_S = 0.1
-"""What is aimed at where requests are promised nothing."""
+"""Targets used if requests have no promise."""
 
 CALM = 0.8
-"""The work that gives a worker must be so far from trouble with those that are left: no change causes the opposite."""
+"""The work that gives up a worker must stay below this pressure without it, so that no change causes its reverse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaningWorker:
-    """A worker, its ``leaning``, since when it has that, and the prompt tokens that wait there.
+    """A worker, its ``leaning``, since when it has it, and the prompt tokens that wait there.
 
-    ``busy``: the share of its time that it was in steps of late. An operator's order stands until ``held_until_s``.
+    ``busy``: the recent share of its time that it spent in steps. An operator's order stands until ``held_until_s``.
     """
 
     state: WorkerState
@@ -43,7 +43,7 @@ class LeaningWorker:
 
     @property
     def prompt_wait_s(self) -> float:
-        """Predicted time until what waits here is computed; 0 where nothing can be predicted."""
+        """Predicted time to compute the prompts that wait here; 0 if nothing can be predicted."""
         if not self.state.is_known or not self.num_queued_tokens:
             return 0.0
         return self.state.step_time.prompt_seconds(self.num_queued_tokens)
@@ -51,7 +51,7 @@ class LeaningWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pressure:
-    """How near each kind of work is to breaking its promise: more than 1 breaks it."""
+    """How near each kind of work is to breaking its promise; above 1 it is broken."""
 
     prefill: float
     decode: float
@@ -68,7 +68,7 @@ class LeaningChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaningGoals:
-    """What leanings are chosen for: bounds of promises, and the KV usage above which a worker is too full."""
+    """What leanings should achieve: bounds on latencies, and the KV usage above which a worker is too full."""
 
     ttft_s: float
     itl_s: float
@@ -76,10 +76,10 @@ class LeaningGoals:
 
 
 def pressure(workers: Collection[LeaningWorker], goals: LeaningGoals, *, but: str | None = None) -> Pressure:
-    """That of both kinds of work; as it would be if the worker ``but`` leaned to the other kind.
+    """The pressure of both kinds of work; with ``but``, as if that worker leaned to the other kind.
 
-    Work is taken to spread evenly over the workers that lean to it, as routers have it. Prompts that never wait may be
-    all that their workers can compute: these must have time left for more.
+    Work is assumed to spread evenly over the workers that lean to it, because routers spread it so. Workers may be at
+    their limit though no prompt waits, so their busy time counts too.
     """
     numbers = {"prefill": 0, "decode": 0}
     waits_s = busy = gaps_s = usage = 0.0
@@ -100,7 +100,7 @@ def pressure(workers: Collection[LeaningWorker], goals: LeaningGoals, *, but: st
 
 @dataclass(slots=True, kw_only=True)
 class LeaningPolicy:
-    """Remembers since when one kind of work has had too few workers; nothing else is kept between looks."""
+    """Remembers only since when one kind of work has had too few workers."""
 
     goals: LeaningGoals
     _leanings: Mapping[str, str] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class LeaningPolicy:
     _short_since_s: float = 0.0
 
     def look(self, workers: Sequence[LeaningWorker], now_s: float) -> LeaningChange | None:
-        """The change that should be made now. With every change, whoever ordered it, what is remembered begins anew."""
+        """The change that is due now, or None. Any changed leaning, whoever ordered it, resets what is remembered."""
         leanings = {worker.state.replica_id: worker.leaning for worker in workers}
         found = pressure(workers, self.goals)
         short_of = _short_of(found)
@@ -136,12 +136,12 @@ class LeaningPolicy:
 
 
 def leads(own_id: str, live_ids: Collection[str]) -> bool:
-    """True for the router that decides: of those that are alive the one with the smallest id."""
+    """True for the router that decides: the live one with the smallest id."""
     return all(own_id <= router_id for router_id in live_ids)
 
 
 def _short_of(found: Pressure) -> str | None:
-    """The kind of work that has too few workers; None while neither has, or both have."""
+    """The kind of work that has too few workers; None if neither has, or both have."""
     if found.prefill > 1.0 and found.decode <= CALM:
         return "prefill"
     if found.decode > 1.0 and found.prefill <= CALM:

@@ -1,8 +1,8 @@
-"""The choice of streams that should leave a worker, and of where they go: pure functions of what is known of both.
+"""Chooses streams that should leave a worker, and where they go: pure functions of the state of streams and workers.
 
-Several routers come to their choices alone. Each moves its own streams only, of what a worker has too much its share,
-which is that of the worker's requests, and fills of other workers' room its share of what has to find room: so all
-together move no more than one could who knew everything.
+Routers choose independently, and each moves only its own streams. It removes its share of a worker's excess: the same
+share as it has of the worker's requests. It fills its share of other workers' room: the same share as it has of all
+that needs room. So all routers together move no more than one router with full knowledge would.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel, StepWork
 from router.balance.streams import MoveReason
 
 HOP_S = 0.02
-"""What a move costs besides copying: an order, a request, and the start of a read."""
+"""Overhead of a move besides copying, in seconds: an order, a request, and the start of a read."""
 
 MARGIN = 0.1
-"""A worker takes streams while it keeps its promise by so much of it, and lets some go once it breaks it."""
+"""A worker takes streams while it keeps its promise with this margin, and gives some away once it breaks it."""
 
 KV_RELIEF = 0.05
-"""A worker that is too full lets streams go until so much less of its KV is in use than it may."""
+"""A worker that is too full gives streams away until its KV usage is this far below the limit."""
 
 KV_ROOM = 0.15
-"""A worker takes streams while so much less of its KV is in use than may be."""
+"""A worker takes streams while its KV usage is this far below the limit."""
 
 MIN_TOKENS_LEFT = 32
-"""A stream that ends before so many tokens frees its worker by that."""
+"""A stream with fewer tokens left is not moved: its end relieves the worker soon."""
 
 MAX_TOKENS_LEFT = 1024
-"""More tokens to come than this make a move no more worth while: few answers use their whole limit."""
+"""More tokens left than this do not add to a move's worth: few answers use their whole limit."""
 
 MAX_ERROR = 0.5
-"""A model of step times that is wrong by more than this share of them predicts nothing."""
+"""A step-time model whose relative error is larger than this is not used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
-    """A worker as a router knows it. ``num_rows`` decode, or soon will, over ``num_context_tokens`` all together.
+    """A worker as a router knows it. ``num_rows`` streams decode or soon will, over ``num_context_tokens`` in sum.
 
-    ``num_requests`` are everybody's there, in whatever state. ``num_used_blocks`` are not free, or promised.
-    ``token_move_s``: how long the KV of a token takes on its way to another worker. ``lends_to``: the host whose other
-    workers compute with its cores while it is idle; empty: none do.
+    ``num_requests`` counts all routers' requests there, in any state. ``num_used_blocks`` counts blocks in use or
+    promised. ``token_move_s``: time to move the KV of one token to another worker. ``lends_to``: the host whose other
+    workers compute with this worker's cores while it is idle; empty: none do.
     """
 
     replica_id: str
@@ -57,12 +57,12 @@ class WorkerState:
 
     @property
     def is_known(self) -> bool:
-        """True when its steps can be predicted."""
+        """True if its steps can be predicted."""
         return self.step_time.num_steps > 0 and self.step_time.error <= MAX_ERROR
 
     @property
     def gap_s(self) -> float:
-        """Predicted time between two tokens of a stream; prompts in between take what the promise leaves."""
+        """Predicted time between two tokens of a stream, without prompts, which only use what the promise leaves."""
         return self.step_time.seconds(StepWork(num_rows=self.num_rows, num_context_tokens=self.num_context_tokens))
 
     @property
@@ -71,7 +71,7 @@ class WorkerState:
         return self.num_used_blocks / self.num_blocks if self.num_blocks else 1.0
 
     def with_rows(self, number: int, *, num_tokens: float) -> WorkerState:
-        """With a stream of so many tokens more (1), or less (-1)."""
+        """The state with one stream of ``num_tokens`` added (1), or removed (-1)."""
         return replace(
             self,
             num_rows=self.num_rows + number,
@@ -80,19 +80,19 @@ class WorkerState:
         )
 
     def blocks_for(self, num_tokens: float) -> float:
-        """Blocks that hold so many tokens."""
+        """Number of blocks that hold ``num_tokens``."""
         return -(-num_tokens // self.block_size) if self.block_size else 0.0
 
     def row_s(self, num_tokens: float) -> float:
-        """What a stream of so many tokens adds to every step."""
+        """Seconds that a stream of ``num_tokens`` adds to every step."""
         return self.step_time.row_s + self.step_time.context_token_s * num_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState:
-    """A stream of this router. ``itl_s`` is what it was promised between tokens; None: nothing.
+    """A stream of this router. ``itl_s`` is its promised inter-token latency; None: no promise.
 
-    ``may_move``: it has been at its worker for long enough, and was not moved too often.
+    ``may_move``: it has been at its worker for long enough, and has not been moved too often.
     """
 
     request_id: str
@@ -115,8 +115,8 @@ class PlannedMove:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveLimits:
-    """``max_usage``: share of its KV blocks above which a worker is too full. ``num_moves`` in all, at most
-    ``num_moves_a_worker`` away from one worker and as many towards one."""
+    """``max_usage``: KV usage above which a worker is too full. ``num_moves`` bounds all moves, ``num_moves_a_worker``
+    those from one worker, and those to one worker."""
 
     max_usage: float
     num_moves: int
@@ -125,14 +125,14 @@ class MoveLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """What a worker has too much of: seconds a step (``GAP``), or blocks (``KV``)."""
+    """A worker's excess: in seconds a step (``GAP``), or in blocks (``KV``)."""
 
     reason: MoveReason
     excess: float
 
 
 def trouble_of(worker: WorkerState, *, itl_s: float | None, max_usage: float) -> Trouble | None:
-    """Why streams should leave a worker whose strictest promise is ``itl_s``; None when they need not."""
+    """Why streams should leave a worker whose strictest promise is ``itl_s``; None if they need not."""
     if worker.usage >= max_usage:
         excess = (worker.usage - max_usage + KV_RELIEF) * worker.num_blocks
         return Trouble(reason=MoveReason.KV, excess=excess)
@@ -149,16 +149,17 @@ def plan_moves(
     resting: Collection[str] = (),
     draw: Callable[[], float],
 ) -> list[PlannedMove]:
-    """The moves that should begin now. Workers that are ``resting`` neither give nor take.
+    """The moves that should begin now. Workers that are ``resting`` neither give nor take streams.
 
-    ``draw`` gives numbers between 0 and 1: whether a router moves a stream of which only a part is its share.
+    ``draw`` returns random numbers between 0 and 1. They decide whether a router moves a stream if its share is less
+    than a whole stream.
     """
     return _Plan(workers, streams, limits, resting, draw).run()
 
 
 @dataclass(slots=True)
 class _Room:
-    """What one worker may take from this router: a share of its room as it was before. It took ``taken_s`` a step."""
+    """What one worker may take from this router: a share of its initial room. So far it took ``taken_s`` a step."""
 
     num_left: int
     blocks: float
@@ -169,7 +170,7 @@ class _Room:
 
 @dataclass(slots=True)
 class _Plan:
-    """One round of choices."""
+    """One round of planning."""
 
     workers: Mapping[str, WorkerState]
     streams: Sequence[StreamState]
@@ -182,7 +183,7 @@ class _Plan:
     moves: list[PlannedMove] = field(default_factory=list)
 
     def run(self) -> list[PlannedMove]:
-        """Relieve the workers in trouble, those that are too full first, then those that are slowest."""
+        """Relieve the workers in trouble: first those that are too full, then the slowest ones."""
         for stream in self.streams:
             self.own.setdefault(stream.replica_id, []).append(stream)
             if stream.itl_s is not None:
@@ -213,7 +214,7 @@ class _Plan:
         return max(self.workers[name].num_requests, len(self.own[name]))
 
     def _room(self, worker: WorkerState, share: float) -> _Room:
-        """With other routers beside, half of this one's share: what they move now is in nobody's report yet."""
+        """If there are other routers, half of this one's share: no report shows yet what the others move now."""
         blocks = (self.limits.max_usage - KV_ROOM) * worker.num_blocks - worker.num_used_blocks
         return _Room(num_left=self.limits.num_moves_a_worker, blocks=share * blocks, share=share, gap_s=worker.gap_s)
 
@@ -237,7 +238,7 @@ class _Plan:
             num_left -= 1
 
     def _target(self, stream: StreamState, reason: MoveReason) -> str | None:
-        """The worker that would keep its promise best; None where none would."""
+        """The worker that would keep its promise best with the stream; None if none would keep it."""
         best: tuple[float, float, str] | None = None
         for name, room in self.rooms.items():
             after = self.workers[name].with_rows(1, num_tokens=stream.num_tokens)
@@ -252,7 +253,7 @@ class _Plan:
         return best[2] if best is not None else None
 
     def _would_take_cores(self, target: str, source: str) -> bool:
-        """True for an idle worker with whose cores the other one computes: that would be slower still."""
+        """True for an idle target that lends its cores to the source: using it would make the source slower still."""
         host = self.workers[target].lends_to
         return bool(host) and host == self.workers[source].lends_to and not self.workers[target].num_rows
 
@@ -283,14 +284,14 @@ class _Plan:
 
 
 def _relief(worker: WorkerState, stream: StreamState, reason: MoveReason) -> float:
-    """What a stream takes of what its worker has too little of."""
+    """How much the stream's departure relieves its worker, in the unit of the trouble."""
     if reason is MoveReason.KV:
         return worker.blocks_for(stream.num_tokens)
     return worker.row_s(stream.num_tokens)
 
 
 def _worth(worker: WorkerState, stream: StreamState, reason: MoveReason) -> float:
-    """What a move gains over the rest of a stream for each second that it costs."""
+    """The gain of a move over the rest of the stream, for each second that the move costs."""
     num_left = min(stream.num_tokens_left, MAX_TOKENS_LEFT)
     gain = stream.num_tokens + num_left if reason is MoveReason.KV else worker.row_s(stream.num_tokens) * num_left
     return gain / (HOP_S + stream.num_tokens * worker.token_move_s)

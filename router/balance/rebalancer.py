@@ -1,4 +1,4 @@
-"""Has streams of this router moved from workers that break their promise, are too full or behind, to others."""
+"""Moves this router's streams away from workers that break their promise, are too full, or are behind with prompts."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from router.settings import RouterSettings
 logger = logging.getLogger(f"baton.{__name__}")
 
 ORDER_TIMEOUT_S = 30.0
-"""An order that was not carried out by then is forgotten, and another stream may be told."""
+"""How long an order may take. After that it is forgotten, and another stream may be ordered to move."""
 
 
 class KnownWorkers(Protocol):
-    """The part of a pool that is looked at (:class:`router.pool.pool.ReplicaPool`)."""
+    """The part of a pool that rebalancing uses (:class:`router.pool.pool.ReplicaPool`)."""
 
     @property
     def workers(self) -> WorkerPool:
-        """Whom to give orders."""
+        """Where to send orders."""
 
     @property
     def replicas(self) -> Sequence[Replica]:
         """All known workers."""
 
     def cached_tokens(self, demand: Demand) -> Mapping[str, int]:
-        """How many tokens of a prompt each worker has in its prefix cache; those with none are left out."""
+        """How many tokens of a prompt each worker has in its prefix cache; workers with none are left out."""
 
     def age_s(self, replica: Replica) -> float:
         """Seconds since a worker's last report."""
 
 
 class Rebalancer:
-    """Looks every report period. What is under way is bounded: moves in all and at a worker, moves of a stream.
+    """Looks once a report period. Moves under way are bounded: in all, for each worker, and for each stream.
 
-    A worker that gave or took streams rests: its next reports must show what that changed. Nothing is kept of a router
-    that dies: its streams end with it.
+    A worker that gave or took streams rests until its reports show the effect. If a router dies, no state has to be
+    kept, because its streams end with it.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Rebalancer:
         self._sending: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Begin to look, where that is wanted. Idempotent."""
+        """Begin to look, if the settings want it. Idempotent."""
         settings = self._settings
         if (settings.rebalance or settings.moves_waiting_prompts) and self._looking is None:
             self._looking = asyncio.create_task(self._keep_looking())
@@ -84,14 +84,14 @@ class Rebalancer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def knows(self, replica_id: str) -> bool:
-        """True for a worker at which live requests can go on."""
+        """True for a worker at which live requests can continue."""
         return any(replica.replica_id == replica_id for replica in self._pool.replicas)
 
     async def move(self, source: str, target: str | None, *, num_streams: int) -> int:
-        """Move streams of this router away from a worker because an operator wants it, the shortest first.
+        """Carry out an operator's order: move streams of this router away from a worker, the shortest first.
 
         Returns:
-            How many were told to go; they do as soon as they can.
+            How many streams were told to move; they move as soon as they can.
 
         Raises:
             WorkerUnavailableError: The worker does not answer.
@@ -108,10 +108,10 @@ class Rebalancer:
         return len(chosen)
 
     def look(self) -> dict[str, list[LiveStream]]:
-        """Choose what has to move now. The streams know of it from here on; whoever calls this tells their workers.
+        """Choose what has to move now, and note the orders on the streams. The caller must tell the workers.
 
         Returns:
-            The streams that are to leave, by worker.
+            The streams that should leave, by worker.
         """
         now_s = self._clock()
         streams = {stream.request.request_id: stream for stream in self._streams.all()}
@@ -141,7 +141,7 @@ class Rebalancer:
     def _plan(
         self, streams: Iterable[LiveStream], under_way: Iterable[LiveStream], now_s: float, num_moves: int
     ) -> list[PlannedMove]:
-        """Moves of streams that are generated."""
+        """Moves of streams that are decoding."""
         limits = MoveLimits(
             max_usage=self._settings.rebalance_max_kv_usage,
             num_moves=num_moves,
@@ -156,7 +156,7 @@ class Rebalancer:
         )
 
     def _plan_prompts(self, streams: Iterable[LiveStream], now_s: float, num_moves: int) -> list[PlannedMove]:
-        """Moves of prompts that wait. They hold nothing, and nobody has to rest after one."""
+        """Moves of waiting prompts. These hold no blocks, so no worker has to rest afterwards."""
         movable: dict[str, list[tuple[LiveStream, Demand]]] = {}
         for stream in streams:
             prompt, may_move = stream.prompt, stream.num_moves < self._settings.rebalance_max_moves
@@ -183,14 +183,14 @@ class Rebalancer:
         )
 
     def _forget_late_orders(self, streams: Iterable[LiveStream], now_s: float) -> list[LiveStream]:
-        """The streams that were told to leave and have not left."""
+        """Drop orders that timed out, and return the streams that have an order and have not left yet."""
         under_way = []
         for stream in streams:
             if stream.order is None:
                 continue
             since_s = now_s - stream.order.ordered_at_s
             if stream.order.reason is MoveReason.QUEUE and since_s >= self._settings.stale_after_s:
-                stream.order = stream.prompt = None  # it had begun, and stays
+                stream.order = stream.prompt = None  # the prompt had begun, so it stays
             elif since_s >= ORDER_TIMEOUT_S:
                 self._give_up(stream)
             else:
@@ -203,7 +203,7 @@ class Rebalancer:
             self._counters.num_failed_moves += 1
 
     def _usable(self) -> list[Replica]:
-        """Workers that take requests, and whose reports are fresh."""
+        """Workers that take requests and have fresh reports."""
         stale_after_s = self._settings.stale_after_s
         return [item for item in self._pool.replicas if item.takes_requests and self._pool.age_s(item) < stale_after_s]
 
@@ -241,7 +241,7 @@ class Rebalancer:
             logger.info("moves failed: replica_id=%s num_requests=%d: %s", source, len(streams), error)
 
     async def _tell(self, source: str, streams: Sequence[LiveStream]) -> None:
-        """Give the order; where that fails nothing is under way."""
+        """Send the order to the worker; if that fails, cancel it on the streams."""
         try:
             async with asyncio.timeout(self._settings.abort_timeout_s):
                 for is_prompt in (False, True):
@@ -255,12 +255,12 @@ class Rebalancer:
 
 
 def _is_prompt_move(stream: LiveStream) -> bool:
-    """True for a prompt that was told to go if it waits."""
+    """True for a prompt that should move only if it still waits."""
     return stream.order is not None and stream.order.reason is MoveReason.QUEUE
 
 
 def _ends_of(under_way: Iterable[LiveStream]) -> Iterator[str]:
-    """The workers that streams are about to leave, and those that they go to."""
+    """The sources and targets of moves under way."""
     for stream in under_way:
         yield stream.replica_id
         if stream.order is not None and stream.order.target is not None:
@@ -268,9 +268,9 @@ def _ends_of(under_way: Iterable[LiveStream]) -> Iterator[str]:
 
 
 def worker_state(replica: Replica) -> WorkerState:
-    """A worker by its last report and what was sent there since. Requests on their way count as rows that are there.
+    """A worker's state by its last report and what was sent there since. Requests on their way count as its rows.
 
-    One that has nothing to compute has lent its cores, and is judged by what it could do without those of others.
+    An idle worker has lent its cores; it is judged by its own cores, without any that it could borrow.
     """
     load, info = replica.load, replica.info
     num_coming = load.num_loading + load.num_waiting + replica.num_reserved
@@ -291,8 +291,8 @@ def worker_state(replica: Replica) -> WorkerState:
 
 
 def queues_of(replicas: Sequence[Replica]) -> dict[str, PromptQueue]:
-    """What each worker has still to compute of prompts. An idle one that lends its cores gets none while they are used:
-    it would take them from others' prompts.
+    """The prompt tokens that each worker still has to compute. An idle worker gets no prompts while others use its
+    cores, because it would take the cores away from their prompts.
     """
     busy_hosts = {_lends_on(replica) for replica in replicas if not replica.is_idle}
     return {
@@ -307,12 +307,12 @@ def queues_of(replicas: Sequence[Replica]) -> dict[str, PromptQueue]:
 
 
 def _lends_on(replica: Replica) -> str:
-    """The host whose other workers compute with this one's cores while it is idle; empty: none do."""
+    """The host whose other workers compute with this worker's cores while it is idle; empty: none do."""
     return replica.info.shared_host if replica.info is not None else ""
 
 
 def _token_move_s(replica: Replica) -> float:
-    """Seconds for the KV of a token, as fast as this worker has read others' so far."""
+    """Seconds to move the KV of one token, by this worker's average read speed so far."""
     counters, info = replica.load.counters, replica.info
     num_bytes = counters.get("num_bytes", 0.0)
     if info is None or not num_bytes or not info.block_size:

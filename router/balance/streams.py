@@ -1,4 +1,4 @@
-"""The streams of this router that workers generate now, each at its worker."""
+"""The live streams of this router, by the worker that generates them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from router.pool.demand import Demand
 
 
 class MoveReason(StrEnum):
-    """Why a stream is moved: its worker would keep it waiting between tokens, has hardly any KV blocks left, is behind
-    with the prompts that wait there, or an operator wants it."""
+    """Why a stream is moved: its worker would be too slow between tokens, has hardly any KV blocks left, or is behind
+    with its waiting prompts; or an operator ordered it."""
 
     GAP = "gap"
     KV = "kv"
@@ -24,7 +24,7 @@ class MoveReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveOrder:
-    """A stream was told to leave its worker. ``target`` is where it should go on; None leaves that to the policy."""
+    """An order to leave a worker. ``target`` is where the stream should continue; None leaves that to the policy."""
 
     target: str | None
     reason: MoveReason
@@ -33,13 +33,13 @@ class MoveOrder:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LiveStream:
-    """One stream for as long as one worker generates it. ``output_token_ids`` are all its tokens so far, and grow.
+    """One stream's stay at one worker. ``output_token_ids`` are all its tokens so far; the list grows.
 
-    ``num_moves``: how often it was told to leave a worker before, and did.
-    ``order`` stands from the time on when it was told to leave this one.
-    ``prompt`` is what the worker has to compute before the first token; None: that is computed elsewhere, was, or has
-    begun. Its first token was promised until ``first_due_s``, if at all.
-    ``is_handed_over``: only its prompt is computed here, and ``goes_on_at`` is where it is generated, if it is known.
+    ``num_moves``: how often it left a worker by order before.
+    ``order`` is set once it was told to leave this worker.
+    ``prompt`` is what the worker has to compute before the first token; None if another worker computes it, or if its
+    computation has begun or ended. ``first_due_s`` is when its first token is due by promise, if there is one.
+    ``is_handed_over``: only its prompt is computed here; ``goes_on_at`` is the worker that generates, if known.
     """
 
     request: GenerateRequest
@@ -56,32 +56,32 @@ class LiveStream:
 
     @property
     def num_context_tokens(self) -> int:
-        """Prompt and output so far: what each of its steps reads, and a move copies."""
+        """Prompt and output tokens so far: the KV that each of its steps reads, and that a move copies."""
         return len(self.request.prompt_token_ids) + len(self.output_token_ids)
 
     @property
     def is_waiting(self) -> bool:
-        """True for a prompt that has no token yet, and was not told to leave. Beams come all at the end."""
+        """True for a prompt without a token and without an order. Never for beams, their tokens come at the end."""
         is_open = self.prompt is not None and self.order is None and not self.output_token_ids
         return is_open and self.request.sampling.beams is None
 
     @property
     def num_tokens_left(self) -> int:
-        """Tokens that may still come, by its limit."""
+        """How many more tokens its limit allows."""
         return max(self.request.sampling.max_tokens - len(self.output_token_ids), 0)
 
     @property
     def num_tokens_here(self) -> int:
-        """Tokens that came from this worker."""
+        """Tokens that this worker generated."""
         return len(self.output_token_ids) - self.num_tokens_before
 
 
 class LiveStreams:
-    """All of them by worker. Whoever runs a stream says when it begins at a worker, and when it leaves."""
+    """All live streams, by worker. The code that runs a stream reports when it enters a worker, and when it leaves."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._by_replica: dict[str, dict[LiveStream, None]] = {}  # in the order in which they came
+        self._by_replica: dict[str, dict[LiveStream, None]] = {}  # in order of arrival
 
     def enter(
         self,
@@ -95,7 +95,7 @@ class LiveStreams:
         is_handed_over: bool = False,
         goes_on_at: str | None = None,
     ) -> LiveStream:
-        """A stream begins at a worker, or goes on there."""
+        """Register a stream that begins or continues at a worker."""
         stream = LiveStream(
             request=request,
             output_token_ids=output_token_ids,
@@ -112,7 +112,7 @@ class LiveStreams:
         return stream
 
     def leave(self, stream: LiveStream) -> None:
-        """It has left its worker, or ended."""
+        """Unregister a stream that has left its worker, or ended."""
         streams = self._by_replica[stream.replica_id]
         del streams[stream]
         if not streams:
@@ -123,5 +123,5 @@ class LiveStreams:
         return [stream for streams in self._by_replica.values() for stream in streams]
 
     def at(self, replica_id: str) -> list[LiveStream]:
-        """Those at one worker."""
+        """The streams at one worker."""
         return list(self._by_replica.get(replica_id, ()))

@@ -1,7 +1,7 @@
-"""The choice of prompts that wait at one worker and should be computed by another: a pure function of what is known.
+"""Chooses prompts that wait at one worker and should be computed by another: a pure function of the queues.
 
-A prompt is placed when it comes. What was predicted then is off by what came since, from other routers too, and those
-whose promise is lost are passed by others: so one worker has nothing to do while prompts wait at the next one. Source
+A prompt is placed when it arrives. Later arrivals, also from other routers, make that prediction wrong, and prompts
+that have missed their promise are overtaken by others. So one worker can be idle while prompts wait at another. Source
 of the idea: Eager, Lazowska, Zahorjan, "Adaptive load sharing in homogeneous distributed systems" (1986).
 """
 
@@ -16,16 +16,16 @@ from router.balance.streams import MoveReason
 
 MARGIN = 1.25
 LEAST_GAIN_S = 0.1
-"""A prompt is moved if all that waits at its worker takes at least ``MARGIN`` times as long as all that waits at the
-other one, the prompt included, and ``LEAST_GAIN_S`` more: what is predicted is not that certain."""
+"""A prompt is moved if its worker's queue takes at least ``MARGIN`` times as long as the other worker's queue with the
+prompt in it, plus ``LEAST_GAIN_S``: the margins allow for errors of prediction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptQueue:
-    """The prompt tokens that a worker has still to compute. ``num_late_tokens`` of them are of prompts that wait and
-    whose promise is lost: those that are in time pass them.
+    """The prompt tokens that a worker still has to compute. ``num_late_tokens`` of them belong to waiting prompts that
+    have missed their promise; prompts that are in time overtake these.
 
-    ``may_take``: more may come. Not to a worker with whose cores another one computes now.
+    ``may_take``: prompts may move here. False for a worker whose cores another one is using.
     """
 
     num_tokens: float
@@ -34,8 +34,8 @@ class PromptQueue:
     may_take: bool = True
 
     def seconds(self, num_more: float = 0.0, *, length: float, passes_late: bool = False) -> float:
-        """The time to compute them and so many more, all of prompts of this length. ``passes_late``: without those that
-        are late.
+        """The time to compute the queue and ``num_more`` tokens, as prompts of this length. ``passes_late``: without
+        the late tokens.
         """
         model = self.step_time
         num_tokens = self.num_tokens - self.num_late_tokens if passes_late else self.num_tokens
@@ -43,16 +43,16 @@ class PromptQueue:
 
     @property
     def least_s(self) -> float:
-        """No prompt that comes ends sooner than after so long."""
+        """A lower bound on the time until a prompt that arrives now is computed."""
         return self.step_time.prompt_token_s * max(self.num_tokens - self.num_late_tokens, 0.0)
 
     def without(self, num_tokens: float, *, is_late: bool) -> PromptQueue:
-        """It when a prompt of so many has left."""
+        """The queue after a prompt of ``num_tokens`` has left."""
         num_late = self.num_late_tokens - num_tokens if is_late else self.num_late_tokens
         return replace(self, num_tokens=max(self.num_tokens - num_tokens, 0.0), num_late_tokens=max(num_late, 0.0))
 
     def with_more(self, num_tokens: float) -> PromptQueue:
-        """It when a prompt of so many has come. Nobody passes a late one where nothing waits: it begins at once."""
+        """The queue after a prompt of ``num_tokens`` has come. It does not count as late: it is moved to begin soon."""
         return replace(self, num_tokens=self.num_tokens + num_tokens)
 
 
@@ -60,8 +60,9 @@ class PromptQueue:
 class WaitingPrompt:
     """A prompt of this router that has no token yet, and was sent to its worker at ``since_s``.
 
-    left_s: so long its first token may take, less than 0 where its promise is lost; None: nothing was promised.
-    cached_tokens: of it, by worker; none elsewhere. avoided: where it is generated, and not to be computed.
+    left_s: time left until its first token is due, negative once the promise is missed; None: no promise.
+    cached_tokens: its cached tokens by worker; other workers have none. avoided: the worker that will generate, which
+    should not compute the prompt.
     """
 
     request_id: str
@@ -74,28 +75,28 @@ class WaitingPrompt:
 
     @property
     def is_late(self) -> bool:
-        """True when its promise is lost: others pass it."""
+        """True if its promise is missed; others overtake it."""
         return self.left_s is not None and self.left_s <= 0.0
 
     @property
     def is_in_time(self) -> bool:
-        """True when its promise can be kept: it passes those that are late."""
+        """True if its promise can still be kept; it overtakes late ones."""
         return self.left_s is not None and self.left_s > 0.0
 
     def has_time(self, seconds: float) -> bool:
-        """True when its promise is kept though it waits for so long."""
+        """True if its promise is kept even after waiting for ``seconds``."""
         return self.left_s is not None and seconds < self.left_s
 
     def tokens_at(self, replica_id: str) -> int:
-        """What a worker has to compute of it: the last token in any case."""
+        """How many of its tokens a worker has to compute: at least the last one."""
         return max(self.num_tokens - self.cached_tokens.get(replica_id, 0), 1)
 
 
 def may_give(queues: Mapping[str, PromptQueue], longest: Mapping[str, int]) -> set[str]:
-    """The workers that prompts could leave at all, of those where the ``longest`` that wait have so many tokens.
+    """The workers that prompts might leave. ``longest`` has the length of the longest waiting prompt of each worker.
 
-    Of others no prompt needs to be looked at: even with nothing cached here, and all of it there, its worker would end
-    it hardly later than any other. Where all are equally far behind, as in a flood, that is every worker.
+    The prompts of other workers need no closer look: even if the prompt were cached nowhere here and completely
+    elsewhere, moving it would hardly gain time. In a flood, with all workers equally far behind, none is returned.
     """
     known = {name: queue for name, queue in queues.items() if queue.step_time.prompt_token_s > 0.0}
     takers = sorted((queue.least_s, name) for name, queue in known.items() if queue.may_take)[:2]
@@ -112,10 +113,10 @@ def may_give(queues: Mapping[str, PromptQueue], longest: Mapping[str, int]) -> s
 def plan_prompt_moves(
     queues: Mapping[str, PromptQueue], prompts: Sequence[WaitingPrompt], *, num_moves: int
 ) -> list[PlannedMove]:
-    """The moves that should begin now, from the worker that is furthest behind to the one that would be soonest ready.
+    """The moves that should begin now, from the worker that is furthest behind to the one that would be done soonest.
 
-    Of a worker's prompts those go first that are late already, since all others have their turn before them, and among
-    these the one that came last. Those that are in time where they are stay.
+    A worker's late prompts are moved first, because all others are computed before them; among these the last to
+    arrive goes first. Prompts that are in time at their worker stay.
     """
     queues = {name: queue for name, queue in queues.items() if queue.step_time.prompt_token_s > 0.0}
     waiting: dict[str, list[WaitingPrompt]] = {}
@@ -139,7 +140,7 @@ def plan_prompt_moves(
 
 
 def _target(queues: Mapping[str, PromptQueue], prompt: WaitingPrompt) -> str | None:
-    """The worker that would end a prompt soonest, with all that is ahead of it; None: hardly sooner than its own."""
+    """The worker that would complete a prompt soonest, behind its queue; None if that is hardly sooner than here."""
     source, length = prompt.replica_id, prompt.num_tokens
     here_s = queues[source].seconds(length=length, passes_late=prompt.is_in_time)
     if prompt.has_time(here_s):

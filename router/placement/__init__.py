@@ -1,1 +1,1 @@
-"""Who computes a prompt and who generates behind it, by what every worker is predicted to need. Pure functions."""
+"""Pure functions that place a request: which workers prefill and decode it, by predictions for every worker."""

@@ -1,4 +1,4 @@
-"""What predictions go by: how each replica stands, field by field, for a choice that looks at all of them."""
+"""The state of every replica as columns, one a field, for placement to loop over."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIRST_CAPACITY = 16
 
 
 class Column(Protocol):
-    """One field of many replicas: a list, or an array where machine code reads it."""
+    """One field of many replicas: a list, or an array if machine code reads it."""
 
     def __len__(self) -> int: ...
 
@@ -25,21 +25,21 @@ class Column(Protocol):
 
 
 class Standing(NamedTuple):
-    """One replica at a moment, with what is promised to requests on their way there.
+    """The state of one replica at one moment, including requests that are on their way there.
 
-    ``num_rows``: streams that it generates, or is to; ``num_context_tokens``: what they read.
-    ``queued_tokens``: of prompts, without the ``deferred_tokens``, which a prompt that is in time passes.
-    ``prompt_share``: of its time lately, what went into prompts.
-    ``base_s`` and the four behind it are the prices of its steps on its own cores; they hold if ``is_known``, and those
-    of prompts if it also ``knows_prompts``.
-    ``aim_share``: of a promised gap, what its steps are aimed at.
-    ``core_gain``: see ``StepTimeModel``; nan where nobody knows, 0 where it takes no cores of others.
-    ``own_cores``, and ``host_cores``: all that it and the others of its ``host`` share; 0: none. ``max_rows``: as many
-    streams as it computes at a time; 0: nobody knows. ``order``: a number by which every router orders replicas.
-    ``lost_rows``: streams of others on its host that stand still while it computes, prompts counted as several;
-    ``crowding_s``: by how much all tokens of the host's streams come later, together, if one comes here.
-    ``is_behind``: it would take cores back from prompts that wait on its host, and so brings no first token sooner than
-    who computes there. These three are 0 until somebody looked at the hosts.
+    ``num_rows``: streams that it decodes, or soon will; ``num_context_tokens``: the context of all of them.
+    ``queued_tokens``: waiting prompt tokens, without ``deferred_tokens``, which prompts that are in time overtake.
+    ``prompt_share``: the recent share of its time that went into prompts.
+    ``base_s`` and the next four fields are the prices of its steps on its own cores. They are valid if ``is_known``,
+    those of prompts only if it also ``knows_prompts``.
+    ``aim_share``: the share of a promised gap that its steps aim at.
+    ``core_gain``: see ``StepTimeModel``; nan if unknown, 0 if it takes no other workers' cores.
+    ``own_cores``: its own; ``host_cores``: all that the workers of its ``host`` share; 0: none. ``max_rows``: the most
+    streams that it decodes at a time; 0: unknown. ``order``: a number by which every router orders replicas alike.
+    ``lost_rows``: how many streams of others on its host stall while it computes; a prompt counts as several streams.
+    ``crowding_s``: the delay of one token, summed over the host's streams, if a stream comes here.
+    ``is_behind``: it is idle, and would take its cores back while prompts wait on its host. So its first token comes no
+    sooner than that of a worker that computes there. These three are 0 until ``share_cores`` has filled them.
     """
 
     num_available_blocks: float
@@ -75,7 +75,7 @@ Prices = tuple[float, float, float, float, float, float, float, float, float]
 
 
 def prices_of(model: StepTimeModel, *, has_prompts: bool = True) -> Prices:
-    """The fields of a ``Standing`` from ``base_s`` to ``core_gain``. ``has_prompts``: the replica computed some."""
+    """The fields of a ``Standing`` from ``base_s`` to ``core_gain``. ``has_prompts``: it has computed prompts."""
     is_known, model = model.num_steps > 0, model.on(1.0)
     return (
         model.base_s,
@@ -91,7 +91,7 @@ def prices_of(model: StepTimeModel, *, has_prompts: bool = True) -> Prices:
 
 
 class Fleet:
-    """A record a replica, in a slot that it keeps; replicas write their own when anything of it changes."""
+    """One record a replica, in a slot that stays the same. Each replica rewrites its own record when it changes."""
 
     def __init__(self) -> None:
         self._standings = [NOBODY] * FIRST_CAPACITY
@@ -102,7 +102,7 @@ class Fleet:
         self._addresses: dict[int, str] = {}
 
     def host(self, slot: int, address: str) -> int:
-        """The number of the host on which the replica in a slot is; hosts that have no replica any more keep none."""
+        """Assign a replica's slot to a host, and return the host's number; a host without replicas loses its number."""
         if self._addresses.get(slot) != address:
             self._leave_host(slot)
             self._addresses[slot] = address
@@ -120,24 +120,24 @@ class Fleet:
         return self._free.pop()
 
     def give_back(self, slot: int) -> None:
-        """The replica is gone."""
+        """Free the slot of a replica that is gone."""
         self._leave_host(slot)
         self._free.append(slot)
 
     def write(self, slot: int, standing: Standing) -> None:
-        """Take note of how a replica stands."""
+        """Store a replica's state."""
         self._standings[slot] = standing
         if self._values is not None:
             self._values[:, slot] = standing
 
     def standings(self, slots: Sequence[int]) -> Standings:
-        """Those of some replicas, in the order of ``slots``, as lists that the caller may change."""
+        """The state of some replicas, in the order of ``slots``, as lists that the caller may change."""
         rows = [self._standings[slot] for slot in slots]
         return Standings(*map(list, zip(*rows, strict=True)))
 
     def standings_as_arrays(self, slots: npt.NDArray[np.intp]) -> Standings:
         """The same as arrays."""
-        if self._values is None:  # kept from here on: many replicas write less often than there are choices among them
+        if self._values is None:  # kept from here on: with many replicas, choices are more frequent than writes
             self._values = np.array(self._standings, np.float64).T.copy()
         return Standings(*cast("Sequence[Column]", self._values.take(slots, axis=1)))
 
@@ -178,8 +178,8 @@ class Standings(NamedTuple):
 
 
 def standing_at(fleet: Standings, at: int) -> Standing:
-    """One of them. Functions take this, and not all with an index: machine code would count references to each column
-    at every call."""
+    """The state of one replica. Functions take this and not all columns with an index: at every call, machine code
+    would count references to each column."""
     return Standing(
         fleet.num_available_blocks[at],
         fleet.is_idle[at],
@@ -210,7 +210,7 @@ def standing_at(fleet: Standings, at: int) -> Standing:
 
 
 def fill_prices(fleet: Standings) -> None:
-    """Give replicas whose prices are not known the mean of those that are; nothing where none is."""
+    """Give replicas with unknown prices the mean of the known ones; do nothing if none is known."""
     _fill(fleet.base_s, fleet.is_known)
     _fill(fleet.row_s, fleet.is_known)
     _fill(fleet.context_token_s, fleet.is_known)

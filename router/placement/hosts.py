@@ -1,9 +1,10 @@
-"""What workers of one host do to each other: one computes with the cores of those that are idle, and gives them back.
+"""How workers on one host affect each other: one that computes borrows the cores of idle ones, and gives them back.
 
-So it matters to others on its host whether a worker computes at all. Few streams are served fastest by one of them with
-all cores, which reads the weights once a step for all; many by all of them, each on its own cores.
+So whether one worker computes at all affects the others on its host. One worker with all cores serves a few streams
+fastest, because it reads the weights once a step for all of them. All workers, each on its own cores, serve many
+streams fastest.
 
-All but the constants here is also compiled (:mod:`router.placement.machine_code`): plain loops over numbers.
+All functions here are also compiled (:mod:`router.placement.machine_code`), so they are plain loops over numbers.
 """
 
 from __future__ import annotations
@@ -15,29 +16,29 @@ from engine.contract.step_time import COMPUTE_CORE_GAIN
 from router.placement.fleet import Standing, Standings, standing_at
 
 IDLE_TIE = 0.5
-"""Of two workers without streams, one that has prompts comes first."""
+"""Added to the streams of a worker with queued prompts: of two without streams, the one with prompts ranks first."""
 
 WAITING_ROWS = 8.0
-"""Prompts that are computed count like so many streams: who waits for one has nothing yet."""
+"""A worker's queued prompts count as this many streams, because their callers have no token yet."""
 
 SPREAD_MARGIN = 1.25
-"""Streams are spread over one worker more of a host only where a step becomes shorter by this factor: one worker with
-all cores computes prompts sooner."""
+"""Streams are spread over one more worker of a host only if that shortens a step by this factor, because one worker
+with all cores computes prompts sooner."""
 
 LOSS_MARGIN = 2.0
-"""So many times as much is lost to who takes its cores back as computing with fewer explains: they change hands within
-steps, whose threads wait for each other meanwhile, and many streams gain more by cores than few. Measured with 32
-streams on two cores (benchmarks/serving_peer.py): with 1.5 a prompt now and then went to the other worker, all first
-tokens came later by half, and fewer tokens.
+"""When a worker takes its cores back, others lose this many times what computing with fewer cores explains: cores
+change hands within steps, whose threads wait for each other meanwhile, and many streams gain more by cores than few.
+Measured with 32 streams on two cores (benchmarks/serving_peer.py): with 1.5, some prompts went to the other worker,
+all first tokens came later by half, and there were fewer tokens.
 """
 
 
 class HostLoad(NamedTuple):
-    """The workers of one host that share its cores, all together.
+    """Totals over the workers of one host that share its cores.
 
-    ``own_busy``: cores of those that compute; ``num_takers``: how many of these take those of others. The sums behind
-    it are of those that compute: ``rows``, prompts counted as several, what is left of them at the pace of now, and how
-    much more of them one idle core more would give.
+    ``own_busy``: cores of the workers that compute; ``num_takers``: how many of these borrow cores. The last three are
+    sums over workers that compute: ``rows`` are their streams, with prompts counted as several; ``rows_now`` are the
+    same divided by the speed that borrowed cores give now; ``rows_by_core`` is the gain from one more idle core.
     """
 
     num_members: int
@@ -52,8 +53,8 @@ class HostLoad(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """What one request more does: the fields of a ``Standing`` that tell of others on the host, and how many times as
-    fast as on its own cores the replica then reads its weights (``reading``) and computes all else (``computing``).
+    """What one more request at a replica does: the fields of a ``Standing`` about others on the host, and the replica's
+    speed relative to its own cores alone, for reading weights (``reading``) and for all else (``computing``).
     """
 
     lost_rows: float
@@ -64,10 +65,10 @@ class Effect(NamedTuple):
 
 
 def share_cores(fleet: Standings, num_context_tokens: float) -> None:
-    """Give replicas the prices that hold if the request goes there, and take note of what it does to others there.
+    """Give each replica the prices that hold if the request goes there, and its effects on others on the host.
 
-    The request has ``num_context_tokens``. It is not to have its first token at the cost of prompts that wait already:
-    another worker that begins makes those of its host later. All prices must be known.
+    The request has ``num_context_tokens``. Its first token should not come at the expense of prompts that wait already,
+    and another worker that starts to compute delays those of its host. All prices must be known.
     """
     num_hosts = 0
     for at in range(len(fleet.host)):
@@ -85,7 +86,7 @@ def share_cores(fleet: Standings, num_context_tokens: float) -> None:
         _price_alike(fleet, first[host], following)
         load = _host_load(fleet, first[host], following)
         rank, at = 0, first[host]
-        while at >= 0:  # in no function of its own: see standing_at
+        while at >= 0:  # inlined here for the reason in standing_at
             _write(fleet, at, _effect(standing_at(fleet, at), rank, load, num_context_tokens))
             rank, at = rank + 1, following[at]
 
@@ -95,9 +96,9 @@ def _shares(fleet: Standings, at: int) -> bool:
 
 
 def _rank(fleet: Standings, at: int, first: list[int], following: list[int]) -> None:
-    """Put a replica into the chain of its host's, in the same order for every router: those with most streams first.
+    """Insert a replica into the linked list of its host: most streams first, in the same order at every router.
 
-    ``first``: of each host; ``following``: who comes behind each replica, -1 behind the last.
+    ``first``: the first replica of each host; ``following``: the next one after each replica, -1 after the last.
     """
     host, before = int(fleet.host[at]), -1
     other = first[host]
@@ -117,7 +118,7 @@ def _comes_before(one: Standing, other: Standing) -> bool:
 
 
 def _effect(here: Standing, rank: int, load: HostLoad, num_context_tokens: float) -> Effect:
-    """What it does if the request goes to a replica, the one of ``rank`` on its host."""
+    """The effect of the request going to this replica, which has position ``rank`` on its host."""
     is_busy, takes = _is_busy(here), here.core_gain > 0.0
     own_then = load.own_busy + (0.0 if is_busy else here.own_cores)
     takers_then = load.num_takers + (1.0 if takes and not is_busy else 0.0)
@@ -143,8 +144,8 @@ def _write(fleet: Standings, at: int, effect: Effect) -> None:
 
 
 def _price_alike(fleet: Standings, first: int, following: list[int]) -> None:
-    """With the prices of the busiest of a host for all of it that have as many cores: one that is idle most of the time
-    knows least what steps take. What cores gain is the mean of those that take any.
+    """Give all workers of a host with equally many cores the prices of the busiest one, since a mostly idle worker has
+    the worst model of its steps. ``core_gain`` becomes the mean over the workers that borrow cores.
     """
     gain, num_takers, at = 0.0, 0, first
     while at >= 0:
@@ -197,9 +198,9 @@ def _is_busy(here: Standing) -> bool:
 
 
 def _lost_rows(here: Standing, load: HostLoad) -> float:
-    """How many streams of its host stand still, all together, while a replica computes that does not yet.
+    """How many streams of the host stall, in sum, while this replica, which is idle now, computes.
 
-    It has its own cores back, and a share of those that are idle then.
+    It takes its own cores back, and borrows a share of the cores that are still idle.
     """
     idle = max(here.host_cores - load.own_busy - here.own_cores, 0.0)
     lost = load.rows - load.rows_now - load.rows_by_core * idle / (load.num_takers + 1.0)
@@ -207,10 +208,10 @@ def _lost_rows(here: Standing, load: HostLoad) -> float:
 
 
 def _crowding_s(here: Standing, rank: int, load: HostLoad, num_context_tokens: float) -> float:
-    """All streams of a replica's host times what a step takes longer than with the best number of its workers, if the
-    replica has streams and so have those with more of them, which come before its ``rank``.
+    """The time that all the host's streams lose a step, in sum, because not the best number of its workers decodes.
 
-    Fewer workers than have rows for all streams are never best.
+    It assumes that the replica decodes, and so do the workers before its ``rank``, which have more streams. A number of
+    workers that has too few rows for all streams is never the best.
     """
     num_rows, num_context = load.num_rows + 1.0, load.num_context_tokens + num_context_tokens
     fewest = 1.0
@@ -234,20 +235,20 @@ def _crowding_s(here: Standing, rank: int, load: HostLoad, num_context_tokens: f
 
 
 def _computing_gain(here: Standing) -> float:
-    """What as many cores more gain in what rows and prompts add to a step; 0 for who takes none of others."""
+    """The speed gain of rows and prompts from doubling the cores; 0 for a worker that borrows none."""
     return COMPUTE_CORE_GAIN if here.core_gain > 0.0 else 0.0
 
 
 def _step_gain(here: Standing) -> float:
-    """What as many cores more gain in a whole step of the streams that are there: the more, the more of them."""
+    """The speed gain of a whole step of the current streams from doubling the cores; it grows with the streams."""
     computing_s = here.row_s * here.num_rows + here.context_token_s * here.num_context_tokens
     faster_s = here.base_s / (1.0 + here.core_gain) + computing_s / (1.0 + _computing_gain(here))
     return (here.base_s + computing_s) / faster_s - 1.0 if faster_s > 0.0 else here.core_gain
 
 
 def _lent(here: Standing, own_busy: float, num_takers: float) -> float:
-    """How many cores of others a replica computes with for each of its own, while those of its host compute that own so
-    many: the cores of the others are divided among those that take any. It is ``1 + gain * lent`` times as fast then.
+    """How many borrowed cores a replica has for each of its own, while workers with ``own_busy`` cores compute: idle
+    cores are divided among the ``num_takers`` that borrow. The replica is ``1 + gain * lent`` times as fast then.
     """
     idle = max(here.host_cores - own_busy, 0.0)
     return idle / (max(num_takers, 1.0) * max(here.own_cores, 1.0))

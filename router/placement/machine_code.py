@@ -1,8 +1,8 @@
-"""The loops of a choice, as Python runs them among few replicas and as machine code among many.
+"""The loops of placement: plain Python for few replicas, compiled machine code for many.
 
-Among two replicas a choice takes Python some 30 microseconds, among 256 a hundred times as long. So where there are
-many numba compiles the same functions, with the same results to the bit; that takes seconds, in a thread of its own,
-and Python does until it ends. Processes with few replicas never load numba.
+Among two replicas a choice takes Python some 30 microseconds, among 256 a hundred times as long. So for many replicas
+numba compiles the same functions, with bit-identical results. Compiling takes seconds in a thread of its own, and until
+it ends Python makes the choices. Processes with few replicas never load numba.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from router.placement.plans import Costs, Way
 from router.placement.prediction import Wish
 
 MANY = 16
-"""From so many replicas on machine code is faster, with what it takes to hand it arrays."""
+"""From this number of replicas on machine code is faster, including the cost of passing it arrays."""
 
 PYTHON_S = 8e-6
 COMPILING_S = 10.0
-"""What a choice takes Python for each replica, about, and what compiling takes."""
+"""Approximate seconds: of a choice in Python, for each replica; and of compiling."""
 
 logger = logging.getLogger(f"baton.{__name__}")
 
 
 class Loops(NamedTuple):
-    """What a choice calls; see :mod:`router.placement.plans`."""
+    """The functions that a choice calls; see :mod:`router.placement.plans`."""
 
     prepare: Callable[[Standings, float], None]
     assess: Callable[[Standings, Wish, Column, Costs], None]
@@ -45,7 +45,7 @@ PLAIN = Loops(plans.prepare, plans.assess, plans.best_way, plans.best_prompt, pl
 
 
 class MachineCode:
-    """The compiled loops, once somebody asked for them. One a process, since compiling them takes seconds."""
+    """Compiles the loops on first use. One object a process, since compiling takes seconds."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class MachineCode:
         self._num_holding_off = 0
 
     def is_for(self, num_replicas: int) -> bool:
-        """True when a choice among so many should use it, and it is there; begins to compile it if it is not."""
+        """True if a choice among ``num_replicas`` should use machine code, and it is ready; may start compiling it."""
         if num_replicas < MANY:
             return False
         if self._compiled is None and self._compiling is None and not self._num_holding_off:
@@ -65,14 +65,14 @@ class MachineCode:
         return self._compiled is not None
 
     def wait(self) -> None:
-        """Return when compiling has ended, if it has begun."""
+        """Wait for compiling to end, if it has begun."""
         if self._compiling is not None:
             self._compiling.join()
 
     @contextlib.contextmanager
     def for_choices(self, num_choices: int, num_replicas: int) -> Iterator[None]:
-        """For a thread that does nothing but make so many choices, beside which compiling takes several times as long:
-        what is to be compiled is so before, where that takes less time than it saves, and else not at all.
+        """Use this around many choices in a busy thread, beside which compiling would take several times as long. The
+        loops are compiled first if that saves more time than it takes; otherwise they are not compiled meanwhile.
         """
         if num_choices * num_replicas * PYTHON_S > COMPILING_S:
             self.is_for(num_replicas)
@@ -84,7 +84,7 @@ class MachineCode:
             self._num_holding_off -= 1
 
     def loops_of(self, standings: Standings) -> Loops:
-        """Those that read such columns."""
+        """The loops that fit these columns: Python for lists, machine code for arrays."""
         if isinstance(standings.host, list):
             return PLAIN
         assert self._compiled is not None, "there are arrays only once there is machine code to read them"
@@ -101,8 +101,8 @@ MACHINE_CODE = MachineCode()
 
 
 def compiled() -> Loops:
-    """Machine code of the loops; takes seconds."""
-    # Here, because it takes 60 MB and a part of a second.
+    """Compile the loops; takes seconds."""
+    # Imported here, because it takes 60 MB and a fraction of a second.
     from numba import njit
     from numba.extending import register_jitable
 
@@ -110,14 +110,14 @@ def compiled() -> Loops:
         for part in vars(module).values():
             if isinstance(part, FunctionType) and part.__module__ == module.__name__:
                 register_jitable(forceinline=True, error_model="numpy")(part)
-    # None of them divides by 0, and to look for it takes machine code a fifth of its time.
+    # None of them divides by 0, and checking for that would take a fifth of machine code's time.
     loops = Loops(*(cast("Any", njit(loop, nogil=True, error_model="numpy")) for loop in PLAIN))
     _call_each(loops)
     return loops
 
 
 def _call_each(loops: Loops) -> None:
-    """Calls compile."""
+    """Call each function once: the first call compiles it."""
     values = np.ones((len(Standing._fields), 2))
     standings = Standings(*cast("Any", values))
     wish, cached, costs = Wish(*[1.0] * len(Wish._fields)), np.zeros(2), Costs(*cast("Any", np.zeros((4, 2))))

@@ -1,6 +1,6 @@
-"""Where a request goes: the plan with the least predicted cost, of all replicas for its prompt and all for its tokens.
+"""Where a request goes: the plan with the least predicted cost, over all replicas for prefill and for decode.
 
-What a plan costs: :mod:`router.placement.prediction`. What workers of one host do to each other:
+What a plan costs: :mod:`router.placement.prediction`. How workers of one host affect each other:
 :mod:`router.placement.hosts`. Which plans are compared: :mod:`router.placement.plans`.
 """
 
@@ -20,9 +20,9 @@ from router.placement.prediction import NEVER, Wish
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Indices of the replica that computes the prompt and of the one that generates behind it.
+    """Indices of the replica that computes the prompt, and of the one that generates after it.
 
-    num_head_tokens: of a prompt that is split, what the former computes; the latter computes the rest. 0: it is not.
+    num_head_tokens: tokens of a split prompt that the first one computes; the second computes the rest. 0: no split.
     """
 
     prompt: int
@@ -32,17 +32,17 @@ class Plan:
 
     @property
     def is_colocated(self) -> bool:
-        """True when one replica does both."""
+        """True if one replica does both."""
         return self.prompt == self.stream
 
     @property
     def is_split(self) -> bool:
-        """True when the one that generates computes the end of the prompt."""
+        """True if the replica that generates also computes the end of the prompt."""
         return self.num_head_tokens > 0
 
     @property
     def way(self) -> tuple[int, int, bool]:
-        """What tells plans for one request apart."""
+        """The identity of a plan among the plans for one request."""
         return self.prompt, self.stream, self.is_split
 
 
@@ -54,40 +54,41 @@ class Weighed(NamedTuple):
 
 
 def are_any_known(fleet: Standings, num_candidates: int) -> bool:
-    """True when the prices of the steps of some candidate are known, and those of prompts."""
+    """True if the prices of steps and of prompts are known for some candidate."""
     return any(fleet.knows_prompts[at] > 0.0 for at in range(num_candidates))
 
 
 def prepare(fleet: Standings, *, num_context_tokens: float) -> None:
-    """Change the prices of replicas to those that hold if a request with so much context goes there.
+    """Change the prices of replicas to those that hold if a request of ``num_context_tokens`` goes there.
 
-    Those that nobody knows are the mean of the others'; who shares the cores of a host is slower or faster, and its
-    neighbours with it. Before any other function here. The candidates are the first of the replicas; those behind
-    them, which take no requests, still compute.
+    Unknown prices become the mean of the others'; a replica that shares its host's cores becomes slower or faster, and
+    so do its neighbours. Call this before any other function here. The candidates come first among the replicas; the
+    ones after them take no requests, but still compute.
     """
     MACHINE_CODE.loops_of(fleet).prepare(fleet, float(num_context_tokens))
 
 
 def choose(fleet: Standings, wish: Wish, cached_tokens: Column) -> Plan | None:
-    """The plan that costs least; None where no replica has room for the request.
+    """The plan with the least cost; None if no replica has room for the request.
 
-    ``cached_tokens``: of its prompt, at each candidate. A replica that is idle has room, whatever it says.
+    ``cached_tokens``: cached tokens of its prompt at each candidate. An idle replica counts as having room, whatever it
+    reports.
     """
     way = MACHINE_CODE.loops_of(fleet).best_way(fleet, wish, cached_tokens, room_for_costs(fleet, len(cached_tokens)))
     return None if way.cost == NEVER else _plan(way)
 
 
 def choose_prompt(fleet: Standings, wish: Wish, cached_tokens: Column) -> int:
-    """The candidate that should compute a prompt behind which nothing is generated."""
+    """The candidate that should compute the prompt of a request without decode."""
     costs = room_for_costs(fleet, len(cached_tokens))
     return MACHINE_CODE.loops_of(fleet).best_prompt(fleet, wish, cached_tokens, costs)
 
 
 def weigh(fleet: Standings, wish: Wish, cached_tokens: Column, chosen: Plan, *, limit: int) -> list[Weighed]:
-    """The chosen plan, and up to ``limit`` others that cost least among those that ``choose`` compares.
+    """The chosen plan, and up to ``limit`` others: the cheapest of those that ``choose`` compares.
 
-    Of each replica the plan that does all there, the pairs of the best for either work, and the one that splits the
-    prompt.
+    These are the colocated plan of each replica, pairs of the best replicas for prefill and decode, and the plan that
+    splits the prompt.
     """
     loops = MACHINE_CODE.loops_of(fleet)
     costs = room_for_costs(fleet, len(cached_tokens))
@@ -112,7 +113,7 @@ def weigh(fleet: Standings, wish: Wish, cached_tokens: Column, chosen: Plan, *, 
 
 
 def _ttft_s(fleet: Standings, wish: Wish, cached_tokens: Column, costs: Costs, plan: Plan) -> float:
-    """Of a prompt that is split: the beginning is computed and moved, then the rest by who generates."""
+    """For a split prompt: the head is computed and moved, then the replica that generates computes the rest."""
     if not plan.is_split:
         return float(costs.ttft_s[plan.prompt])
     num_head = float(plan.num_head_tokens)
@@ -126,7 +127,7 @@ def _plan(way: Way) -> Plan:
 
 
 def room_for_costs(fleet: Standings, size: int) -> Costs:
-    """Room for costs, of the kind that the replicas' own columns are."""
+    """Uninitialized cost columns of the same kind, lists or arrays, as the replicas' columns."""
     if isinstance(fleet.host, list):
         return Costs(*([0.0] * size for _ in Costs._fields))
     return Costs(*cast("Any", np.empty((len(Costs._fields), size))))

@@ -1,9 +1,9 @@
-"""The plan with the least cost, of all replicas for a prompt and all for its tokens.
+"""Finds the plan with the least cost, over all replicas for a request's prefill and all for its decode.
 
-Only the best replica for the prompt and the best for the tokens make a pair; where they are the same one, the next best
-takes its place on either side.
+Only the best replica for prefill and the best one for decode are tried as a pair. If both are the same, the pairs with
+the second best on either side are tried.
 
-All but the constants here is also compiled (:mod:`router.placement.machine_code`): plain loops over numbers.
+All functions here are also compiled (:mod:`router.placement.machine_code`), so they are plain loops over numbers.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from router.placement.hosts import share_cores
 from router.placement.prediction import NEVER, Wish, cost, not_before, predict
 
 LEANING_MARGIN = 0.05
-"""So much less does it seem to cost where a replica leans to the work, when replicas are compared: near ties go where
-the cluster's roles want them. It is no reason for a hand-over.
+"""When replicas are compared, work costs less by this share at replicas that lean to it: so near ties follow the
+cluster's roles. A leaning alone is no reason for a hand-over.
 """
 
 TIE_MARGIN = 0.01
-"""Of plans that differ by less, each request prefers others: routers that know the same do not all choose the same."""
+"""Plans within this share are ordered differently for each request, so that routers do not all choose the same one."""
 
 LEAST_HEAD_SHARE = 0.25
-"""A prompt is split where somebody else has so much more of it cached than whoever would compute it."""
+"""A prompt is split only if another replica has at least this share more of it cached than the one that would compute
+it."""
 
 
 class Way(NamedTuple):
-    """A plan by numbers alone: see :class:`router.placement.planner.Plan`. A cost of ``NEVER``: there is none."""
+    """A plan as numbers only: see :class:`router.placement.planner.Plan`. A cost of ``NEVER`` means no plan."""
 
     prompt: int
     stream: int
@@ -36,8 +37,8 @@ class Way(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """The fields of :class:`router.placement.prediction.Cost`, each of many replicas. ``stream`` is ``NEVER`` where
-    there is no room."""
+    """The fields of :class:`router.placement.prediction.Cost` as columns over replicas. ``stream`` is ``NEVER`` at a
+    replica without room."""
 
     prompt: Column
     stream: Column
@@ -46,14 +47,14 @@ class Costs(NamedTuple):
 
 
 def prepare(fleet: Standings, num_context_tokens: float) -> None:
-    """Have every replica tell the prices that would hold if a request with so much context went there."""
+    """Give every replica the prices that hold if a request of ``num_context_tokens`` goes there."""
     fill_prices(fleet)
     share_cores(fleet, num_context_tokens)
 
 
 def assess(fleet: Standings, wish: Wish, cached_tokens: Column, costs: Costs) -> None:
-    """Write what everything costs at each replica that the request could go to: as many as ``costs`` and
-    ``cached_tokens`` have."""
+    """Write the costs at each candidate replica into ``costs``. The candidates are the first replicas, as many as
+    ``cached_tokens`` has entries."""
     for at in range(len(cached_tokens)):
         soonest_s = NEVER
         if fleet.is_behind[at] > 0.0:
@@ -68,8 +69,8 @@ def assess(fleet: Standings, wish: Wish, cached_tokens: Column, costs: Costs) ->
 def soonest_beside(
     fleet: Standings, at: int, num_prompt_tokens: float, itl_s: float, cached_tokens: Column, least_cached: float
 ) -> float:
-    """How soon the first token would come from those that compute on a replica's host already, each of which has at
-    least ``least_cached`` tokens of the prompt; ``NEVER`` where nobody does."""
+    """The earliest first token from the replicas of the same host that are not behind, if each has at least
+    ``least_cached`` tokens of the prompt; ``NEVER`` if there is no such replica."""
     soonest_s = NEVER
     for other in range(len(cached_tokens)):
         if fleet.host[other] == fleet.host[at] and not fleet.is_behind[other] > 0.0:
@@ -91,7 +92,7 @@ def first_token_s(
 
 
 def best_way(fleet: Standings, wish: Wish, cached_tokens: Column, costs: Costs) -> Way:
-    """The plan that costs least."""
+    """The plan with the least cost."""
     assess(fleet, wish, cached_tokens, costs)
     best = _best_whole(fleet, wish, costs)
     split = best_split(fleet, wish, cached_tokens, costs, best.prompt)
@@ -99,7 +100,7 @@ def best_way(fleet: Standings, wish: Wish, cached_tokens: Column, costs: Costs) 
 
 
 def best_prompt(fleet: Standings, wish: Wish, cached_tokens: Column, costs: Costs) -> int:
-    """The replica that should compute a prompt behind which nothing is generated."""
+    """The replica that should compute the prompt of a request without decode."""
     assess(fleet, wish, cached_tokens, costs)
     prompt = [0.0] * len(cached_tokens)
     for at in range(len(prompt)):
@@ -108,11 +109,11 @@ def best_prompt(fleet: Standings, wish: Wish, cached_tokens: Column, costs: Cost
 
 
 def best_split(fleet: Standings, wish: Wish, cached_tokens: Column, costs: Costs, prompt_at: int) -> Way:
-    """The plan by which one replica hands over what it has cached, and another does all the rest; none where the best
-    plan that cuts nothing, with its prompt at ``prompt_at``, leaves nothing worth a cut.
+    """The best plan in which one replica hands over its cached part of the prompt, and another does all the rest. It is
+    no plan (``NEVER``) if a split is not worth while compared with the best whole plan, with prefill at ``prompt_at``.
 
-    Only what is cached is worth a cut: the second replica waits for the first, so that a token that both could compute
-    comes sooner from either of them alone. The first one computes a single token, behind the cached ones.
+    Only cached tokens justify a split: the second replica waits for the first, so tokens that neither has cached come
+    sooner from one replica alone. The first replica computes just one token, after the cached ones.
     """
     num_replicas, at = len(cached_tokens), 0
     if not wish.least_head_tokens or num_replicas < 2:
@@ -140,7 +141,7 @@ def best_split(fleet: Standings, wish: Wish, cached_tokens: Column, costs: Costs
 
 
 def _best_whole(fleet: Standings, wish: Wish, costs: Costs) -> Way:
-    """The best one that cuts nothing. One that hands over has to cost less than all others, leanings or not."""
+    """The best plan without a split. A hand-over must cost less than every colocated plan, before leanings count."""
     prompt, stream, together = [0.0] * len(costs.prompt), [0.0] * len(costs.prompt), [0.0] * len(costs.prompt)
     least = NEVER
     for at in range(len(prompt)):
@@ -169,7 +170,7 @@ def _better_pair(best: Way, least: float, prompt: list[float], costs: Costs, pro
 
 
 def _least(values: list[float], besides: int) -> int:
-    """The index of the least value, the first one of several; not the one that is left out."""
+    """The index of the least value, the first of several; index ``besides`` is left out."""
     found = -1
     for at in range(len(values)):
         if at != besides and (found < 0 or values[at] < values[found]):
@@ -178,9 +179,9 @@ def _least(values: list[float], besides: int) -> int:
 
 
 def _biases(leans_to_prompts: float, at: int, key: float) -> tuple[float, float]:
-    """By how much costs of a prompt and of a stream are multiplied when replicas are compared."""
+    """The factors on the costs of prompt and stream with which replicas are compared."""
     mixed = (at + 1) * 0x9E3779B1 ^ (int(key) * 0x85EBCA6B & 0xFFFFFFFF)
     mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6D
-    wobble = 1.0 + TIE_MARGIN * ((mixed >> 8) & 0xFFFF) / 65_536.0  # in an order that depends on the request
+    wobble = 1.0 + TIE_MARGIN * ((mixed >> 8) & 0xFFFF) / 65_536.0  # breaks ties by request
     margin = LEANING_MARGIN * leans_to_prompts
     return wobble * (1.0 + LEANING_MARGIN - margin), wobble * (1.0 + margin)

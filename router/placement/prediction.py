@@ -1,13 +1,12 @@
-"""What a request would see at each replica, and what it would cost there.
+"""Predicts latencies of a request at each replica, and what it costs there.
 
-The cost of a plan is a sum of seconds: those that the request needs itself, and those by which it delays the streams
-that run where it goes, or on the same host. A second by which somebody is later than was promised counts
-``LATE_WEIGHT`` times: so plans that keep all promises come first, and if none does, the one that breaks them least. The
-own seconds of a request that was promised something count little, and so do those by which it delays others that are in
-time: it gives way to those that lack the time, and they to it. Of one that was promised nothing those before the first
-token count most.
+The cost of a plan is a weighted sum of seconds: those that the request itself takes, and those by which it delays the
+streams that run at the same replica or host. A second beyond a promise counts ``LATE_WEIGHT`` times. So plans that keep
+all promises come first; if there is none, the plan that breaks them least does. For a request with a promise, its own
+seconds and the seconds by which it delays others within their promises count little, so requests with time to spare
+give way to those without. For a request without a promise, seconds before the first token count most.
 
-All but the constants here is also compiled (:mod:`router.placement.machine_code`): plain loops over numbers.
+All functions here are also compiled (:mod:`router.placement.machine_code`), so they are plain loops over numbers.
 """
 
 from __future__ import annotations
@@ -21,40 +20,41 @@ from router.placement.fleet import Standing
 
 LATE_WEIGHT = 100.0
 AIM = 0.8
-"""Of what was promised for the first token: what predictions are off, and what comes after a choice, needs the rest."""
+"""Share of the promised TTFT to plan for. The rest covers prediction errors and load that comes after the choice."""
 
 FIRST_WEIGHT = 8.0
-"""What a second before the first token counts of a request that was promised nothing: who waits for it has nothing yet.
-By sums of seconds alone prompts queue for seconds rather than delay the streams of a busy worker a little.
+"""Weight of a second before the first token, for a request without a promise: its caller has nothing yet.
+With equal weights, prompts would queue for seconds rather than delay the streams of a busy worker a little.
 """
 
 SLACK_WEIGHT = 0.1
-"""What a second counts of a request that was promised something, or by which it delays others; what is late counts in
-full beside it."""
+"""Weight of a second that a request with a promise takes itself, or by which it delays others. Seconds beyond a promise
+count in full besides."""
 
 DEFERRED_WEIGHT = 0.1
-"""What a second of prompts counts that are deferred, and so delay nobody who is in time."""
+"""Weight of a second of deferred prompts: they delay no request that is in time."""
 
 CHUNK_TOKENS = 2048.0
 MAX_PROMPT_SHARE = 0.9
 JOINING_STEPS = 2.0
-"""A stream that comes waits on average for half a step, one that reads its KV, and some of its own."""
+"""Steps that an arriving stream waits on average: half a step, one in which its KV is read, and part of its own."""
 
 BEHIND_MARGIN = 1.1
-"""So many times as late: a leaning or a tie is no reason to take cores from prompts that wait."""
+"""A replica that is behind has its first token predicted this many times as late as the soonest on its host, so that
+a leaning or a tie is no reason to take cores from prompts that wait."""
 
 NEVER = math.inf
 PREFILL_SHARE, DECODE_SHARE = PREFILL.prompt_share, DECODE.prompt_share
 
 
 class Wish(NamedTuple):
-    """What is to be placed. All are numbers of the same kind, since machine code reads them too.
+    """The request to place. All fields are floats, since machine code reads them too.
 
-    num_new_tokens: tokens that are expected to come, after the first.
-    least_head_tokens: fewer cached tokens are no reason to split the prompt; 0: it may not be split.
-    num_blocks: what must be free where its tokens are generated; ``num_prompt_blocks``: where its prompt is computed.
-    ttft_s, itl_s: what was promised for its first token, and for the gaps behind it; ``NEVER``: nothing.
-    hand_over_s: until another worker can go on with the prompt's KV.
+    num_new_tokens: expected output tokens after the first.
+    least_head_tokens: fewer cached tokens than this are no reason to split the prompt; 0: it may not be split.
+    num_blocks: free blocks needed at the replica that generates; ``num_prompt_blocks``: at the one that prefills.
+    ttft_s, itl_s: the promised time to first token and inter-token latency; ``NEVER``: no promise.
+    hand_over_s: time until another worker can continue with the prompt's KV.
     key: a whole number below 2**32 that differs from request to request.
     """
 
@@ -70,16 +70,16 @@ class Wish(NamedTuple):
 
 
 def promised_seconds(milliseconds: float | None) -> float:
-    """A part of a promise as a wish has it."""
+    """Convert one bound of a promise to a wish's seconds."""
     return NEVER if milliseconds is None else milliseconds / 1e3
 
 
 class Prediction(NamedTuple):
-    """Of a request at one replica: seconds until its first token, and between those that follow.
+    """Predicted seconds of a request at one replica: until its first token, and between later ones.
 
-    step_s: a step of the streams that are there, ``slower_s``: what this one adds to it.
-    prompt_s: what the prompt adds to steps, all together.
-    joining_s: how long a stream that comes from elsewhere waits until it is in a step.
+    step_s: a step of the current streams; ``slower_s``: what this request adds to each step.
+    prompt_s: what the prompt adds to all steps together.
+    joining_s: how long a stream that arrives from another replica waits until it is in a step.
     """
 
     ttft_s: float
@@ -91,8 +91,8 @@ class Prediction(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What it costs to compute the prompt at a replica, to generate there, and to come there from another one; and the
-    seconds until the first token if the prompt is computed there.
+    """The costs, at one replica, of computing the prompt, of generating, and of arriving from another replica; and the
+    seconds until the first token if the replica computes the prompt.
     """
 
     prompt: float
@@ -102,16 +102,16 @@ class Cost(NamedTuple):
 
 
 def predict(here: Standing, num_prompt_tokens: float, itl_s: float, cached_tokens: float) -> Prediction:
-    """What a request would see at one replica, which has so much of its prompt cached.
+    """Predict a request's latencies at one replica, which has ``cached_tokens`` of its prompt.
 
-    A prompt waits for those ahead of it. A step with streams takes as many prompt tokens as fit into the promised gap,
-    one without takes a whole chunk; where nothing is promised, so does every step.
+    A prompt waits for the prompts ahead of it. A step with streams takes as many prompt tokens as fit into the promised
+    gap. A step without streams takes a whole chunk, and so does every step if nothing is promised.
     """
     step_s = here.base_s + here.row_s * here.num_rows + here.context_token_s * here.num_context_tokens
     slower_s = here.row_s + here.context_token_s * num_prompt_tokens
-    num_tokens = max(num_prompt_tokens - cached_tokens, 1.0)  # the last one in any case
+    num_tokens = max(num_prompt_tokens - cached_tokens, 1.0)  # the last token is always computed
     prompt_s = _prompt_s(here, num_tokens, num_tokens * (num_prompt_tokens - num_tokens / 2.0))
-    num_queued = here.queued_tokens  # taken to be of prompts as long as this one
+    num_queued = here.queued_tokens  # assumed to be of prompts as long as this one
     queue_s = _prompt_s(here, num_queued, num_queued * min(num_queued, num_prompt_tokens) / 2.0)
     num_steps = (num_queued + num_prompt_tokens) / CHUNK_TOKENS
     if itl_s < NEVER and here.num_rows > 0.0:
@@ -132,10 +132,10 @@ def _prompt_s(here: Standing, num_tokens: float, num_reads: float) -> float:
 
 
 def _joining_s(here: Standing, step_s: float, longest_s: float, itl_s: float) -> float:
-    """How long a stream that comes from elsewhere waits until it is in a step.
+    """How long a stream that arrives from another replica waits until it is in a step.
 
-    Steps with prompts are as long as the promised gap; a worker has some while they wait there, else for the share of
-    its time that it gave them lately. One without streams computes a whole prompt first.
+    Steps with prompts are as long as the promised gap. A worker makes such steps while prompts wait there, otherwise
+    for its recent prompt share. A worker without streams first completes a whole prompt.
     """
     has_prompts = 1.0 if here.queued_tokens > 0.0 else here.prompt_share
     with_prompts_s = max(step_s, itl_s) if itl_s < NEVER else longest_s
@@ -144,8 +144,8 @@ def _joining_s(here: Standing, step_s: float, longest_s: float, itl_s: float) ->
 
 
 def not_before(here: Standing, ttft_s: float, soonest_s: float) -> float:
-    """The time to the first token where the soonest that computes on the replica's host would bring it in so many
-    seconds: later than that, if the replica is behind. ``NEVER``: there is nobody else.
+    """The time to first token at a replica, corrected if it is behind: then it is later than ``soonest_s``, the time at
+    the soonest replica of its host that is not behind. ``soonest_s`` of ``NEVER``: there is no such replica.
     """
     if here.is_behind > 0.0 and soonest_s < NEVER:
         return max(ttft_s, BEHIND_MARGIN * soonest_s)
@@ -153,7 +153,7 @@ def not_before(here: Standing, ttft_s: float, soonest_s: float) -> float:
 
 
 def cost(here: Standing, wish: Wish, cached_tokens: float, soonest_s: float, begins_s: float) -> Cost:
-    """Of one replica, for each part of a plan. Its prompt cannot begin before ``begins_s``; see ``not_before``."""
+    """The cost of each part of a plan at a replica. The prompt cannot begin before ``begins_s``; see ``not_before``."""
     seen = predict(here, wish.num_prompt_tokens, wish.itl_s, cached_tokens)
     is_promised = wish.ttft_s < NEVER or wish.itl_s < NEVER
     own = SLACK_WEIGHT if is_promised else 1.0

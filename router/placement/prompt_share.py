@@ -1,4 +1,4 @@
-"""How much of a worker's time went into prompts lately, by what its reports count."""
+"""The recent share of a worker's time that went into prompts, from the counters in its reports."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from engine.contract.messages import LoadReport
 
 WINDOW_S = 1.0
 NEW_WEIGHT = 0.3
-"""Of the newest window in the average: the share follows a change of the load within a few seconds."""
+"""Weight of the newest window in the moving average: it follows a change of load within a few seconds."""
 
 
 def num_prompt_tokens(load: LoadReport) -> float:
-    """Tokens of prompts that a worker has computed since it started."""
+    """Prompt tokens that a worker has computed since it started."""
     return load.counters.get("num_scheduled_tokens", 0.0) - load.counters.get("num_generated_tokens", 0.0)
 
 
 class PromptShare:
-    """Averages over windows of ``WINDOW_S``; ``value`` is 0 to 1."""
+    """A moving average over windows of ``WINDOW_S``; ``value`` is 0 to 1."""
 
     __slots__ = ("_num_tokens", "_since_s", "value")
 
@@ -25,7 +25,7 @@ class PromptShare:
         self._since_s = 0.0
 
     def note(self, load: LoadReport, now_s: float) -> None:
-        """Take a report."""
+        """Update the average from a report."""
         passed_s = now_s - self._since_s
         if self._num_tokens is not None and passed_s < WINDOW_S:
             return

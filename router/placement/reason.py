@@ -1,4 +1,4 @@
-"""Why a request went where it went."""
+"""Why a request was placed where it was."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """The last of these that holds for a choice is told.
+    """If several of these hold for a choice, the last one is reported.
 
-    COLOCATED: one worker does all, by the predictions. APART: two do, each what it leans to.
-    OVERFLOW_TO_PREFILL: tokens are generated on a worker that leans to prompts, apart from its prompt.
-    OVERFLOW_TO_DECODE: the prompt is computed on a worker that leans to tokens, apart from these.
+    COLOCATED: one worker does all, by the predictions. APART: two share it, each with the work that it leans to.
+    OVERFLOW_TO_PREFILL: two workers; the one that generates leans to prefill.
+    OVERFLOW_TO_DECODE: two workers; the one that computes the prompt leans to decode.
     SPLIT: one worker hands over the beginning of the prompt, which it has cached, and another one does all the rest.
-    MODELS_UNKNOWN: no worker has made enough steps to be predicted: the policies chose.
+    MODELS_UNKNOWN: no worker has made enough steps to be predicted, so the policies chose.
     OVERRIDE: a setting names a policy, or a bound, that is not the default.
-    SESSION: the worker of its session generates.
-    LEADER: it follows the first choice of its prompt.
+    SESSION: the worker of the request's session generates.
+    LEADER: the request follows the first choice of its prompt.
     """
 
     COLOCATED = "colocated"
