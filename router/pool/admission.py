@@ -1,4 +1,4 @@
-"""Who may start: a bounded, ordered queue in front of the decode replicas' memory."""
+"""Admission control: a bounded, ordered queue for room in the decode replicas' KV caches."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from router.settings import RouterSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoomWish:
-    """What the choices of one prompt need on a decode replica.
+    """The blocks that the choices of one prompt need on a decode replica.
 
-    ``num_blocks`` is what one needs alone, ``num_own_blocks`` what another one needs beside it: full blocks of the
-    prompt are shared, the last one, which the output goes on in, each has for itself.
+    ``num_blocks`` is the need of one choice alone, ``num_own_blocks`` that of each further one: choices share the
+    prompt's full blocks, but each has its own last block, where its output continues.
     """
 
     demand: Demand
@@ -34,12 +34,12 @@ class RoomWish:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Ticket:
-    """What an accepted request holds: room, or the promise of a place in the queue.
+    """What an accepted request holds: room, or a guaranteed place in the queue.
 
-    ``placed`` says why its room is where it is, and ``prompt_room`` is its turn on another replica that computes its
-    prompt, where both were decided together. ``turn`` is there once it stood in the queue, and ``place`` is where it
-    stands. A choice that is not the first of its prompt does so only once the first one has begun; until then its place
-    is kept.
+    ``placed`` is the placement decision behind its room. ``prompt_room`` is its turn on another replica that computes
+    the prompt, if both were decided together. ``turn`` is set once the request has joined the queue, and ``place`` is
+    its position there. Later choices of a prompt join only once the first one has begun; until then their places are
+    kept.
     """
 
     wish: RoomWish
@@ -51,7 +51,7 @@ class Ticket:
     place: Place[Ticket] | None = None
 
     def give_back(self) -> None:
-        """Let its rooms go. Idempotent."""
+        """Release its reservations. Idempotent."""
         for room in (self.reservation, self.prompt_room):
             if room is not None:
                 room.release()
@@ -61,9 +61,9 @@ class Ticket:
 class Admission:
     """Grants each request room on a decode replica before anything is computed for it.
 
-    While no replica has room, requests wait in order of (priority, arrival), those of several keys in turn
-    (``FairLine``); the first one is not overtaken by smaller ones behind it, or it might wait for ever. Whoever was let
-    in by ``enter`` is not refused for room later.
+    While no replica has room, requests wait in order of (priority, arrival), and API keys take turns (``FairLine``).
+    Smaller requests do not overtake the first one, or it might wait forever. A request that ``enter`` admitted is not
+    refused later for lack of room.
     """
 
     def __init__(self, pool: ReplicaPool, *, settings: RouterSettings, placement: Placement | None = None) -> None:
@@ -78,20 +78,20 @@ class Admission:
 
     @property
     def num_waiting(self) -> int:
-        """Requests for which no decode replica has room now."""
+        """Number of requests that wait for room on a decode replica."""
         return len(self._queue)
 
     def enter(self, wishes: Sequence[RoomWish]) -> list[list[Ticket]]:
-        """Let in all choices of all prompts of one body, or none of them.
+        """Admit all choices of all prompts of one body, or none of them.
 
-        Each gets room now, or one of the ``max_num_queued`` places for those that wait.
+        Each choice gets room now, or one of the ``max_num_queued`` places in the queue.
 
         Returns:
             The choices' tickets, prompt by prompt. Each is used in ``room`` once, and given back to ``leave``.
 
         Raises:
             NoReplicaError: No decode replica is healthy.
-            QueueFullError: There is neither room nor a place for one of them.
+            QueueFullError: Some choice finds neither room nor a place.
         """
         entered = [[Ticket(wish=wish, order=next(self._order)) for _ in range(wish.num_choices)] for wish in wishes]
         for choices in entered:
@@ -105,7 +105,7 @@ class Admission:
             for ticket in tickets:
                 self.leave(ticket)
             raise
-        for ticket in waiting:  # those of choices whose first one has not begun, too
+        for ticket in waiting:  # including choices whose first one has not begun
             self._places.add(ticket, owner=ticket.wish.demand.owner)
         for choices in entered:
             if choices[0].reservation is None:
@@ -113,9 +113,9 @@ class Admission:
         return entered
 
     async def room(self, ticket: Ticket, *, beside: Replica | None = None) -> Reservation:
-        """The room of a request that was let in, once there is some. The caller bounds the wait.
+        """Wait for the room of an admitted request. The caller bounds the wait.
 
-        ``beside`` is where the first choice of the same prompt went: there it shares the prompt's blocks.
+        ``beside`` is the replica of the prompt's first choice, where this one shares the prompt's blocks.
 
         Raises:
             NoReplicaError: No decode replica was healthy for ``recovery_wait_s`` while this request waited.
@@ -139,18 +139,18 @@ class Admission:
         return ticket.reservation
 
     def leave(self, ticket: Ticket) -> None:
-        """Give back all that a ticket stands for. Idempotent."""
+        """Give back everything that a ticket holds. Idempotent."""
         self._places.discard(ticket)
         self._leave_line(ticket)
         if ticket.reservation is not None:
             ticket.give_back()
         elif ticket.turn is not None:
             if not ticket.turn.cancel() and not ticket.turn.cancelled():
-                ticket.turn.exception()  # nobody may be left to look at it
+                ticket.turn.exception()  # marks it as retrieved: nobody may be left to look
             self._pool.notify()
 
     async def close(self) -> None:
-        """Stop granting."""
+        """Stop granting room."""
         if self._granting is not None:
             self._granting.cancel()
             await asyncio.gather(self._granting, return_exceptions=True)
@@ -170,7 +170,7 @@ class Admission:
             )
 
     def _take_now(self, choices: Sequence[Ticket]) -> bool:
-        """Room for the choices of a prompt, as far as there is some; False when there is too little."""
+        """Reserve room for the choices of a prompt, as far as there is room; False if some got none."""
         first = choices[0]
         if not self._try(first) or first.reservation is None:
             return False
@@ -181,7 +181,7 @@ class Admission:
         return True
 
     def _try(self, ticket: Ticket) -> bool:
-        """Give a ticket room, if there is some; what is to compute its prompt counts it in its queue from now on."""
+        """Give a ticket room, if there is any. The replica that computes its prompt counts it as queued from now on."""
         wish, pool = ticket.wish, self._pool
         placed = self._placement.place(wish.demand, num_blocks=wish.num_blocks)
         if placed is None:
@@ -201,7 +201,7 @@ class Admission:
         return True
 
     def _try_beside(self, replica: Replica, wish: RoomWish) -> Reservation | None:
-        """Room where the blocks of the same prompt are already, for all but those; None where there is none."""
+        """Reserve room on the replica with the prompt's shared blocks, for the other blocks; None without room."""
         if not self._pool.is_usable(replica):
             return None
         if replica.num_available_blocks < wish.num_own_blocks and not replica.is_idle:
@@ -242,7 +242,7 @@ class Admission:
             self._granting = None
 
     async def _recover(self) -> None:
-        """Wait for any replica at all; when none comes back, nobody waits any longer."""
+        """Wait for any replica at all; if none comes back in time, fail everyone who waits."""
         wait_s = self._settings.recovery_wait_s
         try:
             async with asyncio.timeout(wait_s):

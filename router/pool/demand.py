@@ -1,4 +1,4 @@
-"""What one request asks of the replicas, as far as the choice among them is concerned."""
+"""The properties of a request that the choice of a replica depends on."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from engine.contract.promise import Promise
 
 
 class Demand:
-    """A prompt, its session, and the keys of its blocks, which are computed once and only if somebody asks.
+    """A prompt, its session, and its block keys, which are computed lazily and once.
 
-    ``owner`` is the hash of the key that it was asked with; empty where no key was needed.
-    ``is_traced``: what else could have been chosen for it is to be told.
+    ``owner`` is the hash of the request's API key; empty where no key was needed.
+    ``is_traced``: the alternatives of its placement should be recorded.
     """
 
     __slots__ = ("_keys", "_request", "is_traced", "owner", "session_id")
@@ -37,12 +37,12 @@ class Demand:
 
     @property
     def promise(self) -> Promise:
-        """What it was promised."""
+        """The request's promise."""
         return self._request.promise
 
     @property
     def may_be_split(self) -> bool:
-        """True when two workers may compute a part of the prompt each: nothing is to be said of all of its tokens."""
+        """True if two workers may each compute a part of the prompt: not for prompt log-probabilities or beams."""
         sampling = self._request.sampling
         return sampling.num_prompt_logprobs is None and sampling.beams is None
 
@@ -52,7 +52,7 @@ class Demand:
         return zlib.crc32(self._request.request_id.encode())
 
     def block_keys(self, block_size: int) -> tuple[int, ...]:
-        """The keys of the prompt's blocks that a prefix cache can supply: its last token is always computed."""
+        """Keys of the blocks that a prefix cache can supply; the prompt's last token is always computed."""
         if self._keys is None:
             tokens = self._request.prompt_token_ids.array[:-1]
             self._keys = prompt_keys(tokens, self._request.cache_salt, block_size)

@@ -1,4 +1,4 @@
-"""Where requests go in a pool whose workers take any work: by predictions, or by policies until there are some."""
+"""Places requests in a pool whose workers take any work: by predictions, or by policies until there are any."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from router.roles import ROLES
 from router.settings import RouterSettings
 
 HOP_S = 0.01
-"""What a hand-over costs besides moving bytes: two calls and the start of a read."""
+"""Overhead of a hand-over besides moving bytes, in seconds: two calls and the start of a read."""
 
 BYTES_PER_S = 1e9
-"""How fast KV moves, until some was moved."""
+"""Assumed speed of KV transfers until one was measured."""
 
 MAX_WEIGHED = 4
-"""So many plans besides the chosen one are told of a traced request."""
+"""How many plans besides the chosen one are recorded for a traced request."""
 
 LEAST_HEAD_BLOCKS = 4
-"""Cached blocks that are worth handing over to a worker that computes the rest of a prompt."""
+"""Number of cached blocks from which handing them over to a worker that computes the rest is worth it."""
 
 PROMPTS, STREAMS = "prefill", "decode"
 
@@ -40,7 +40,7 @@ class ElasticPlacement:
     """Places each request as a whole: who computes its prompt, and who generates."""
 
     def __init__(self, pool: ReplicaPool, *, settings: RouterSettings, num_new_tokens: Callable[[], float]) -> None:
-        """``num_new_tokens``: how many tokens a request is expected to generate that may generate any number."""
+        """``num_new_tokens`` estimates how many tokens a request without a limit will generate."""
         self._pool = pool
         self._settings = settings
         self._num_new_tokens = num_new_tokens
@@ -48,10 +48,10 @@ class ElasticPlacement:
         self._names_policy = any(settings.policy_of(role) != role.policy for role in ROLES.values())
 
     def place(self, demand: Demand, *, num_blocks: int) -> Placed | None:
-        """Where a request goes that needs so many blocks; None while no replica has room.
+        """Place a request that needs ``num_blocks``; None while no replica has room.
 
-        A worker of its session generates, unless it is overloaded. Policies that the settings name hold before the
-        predictions, and so do all policies while nothing can be predicted.
+        The worker of its session generates, unless it is overloaded. Policies that the settings name take precedence
+        over predictions, and so do all policies while nothing can be predicted.
         """
         candidates = self._pool.candidates()
         if self._names_policy or not candidates:
@@ -77,7 +77,7 @@ class ElasticPlacement:
         return replace(placed, weighed=_named(fleet, wish, cached, plan, candidates))
 
     def place_prompt(self, demand: Demand) -> Placed | None:
-        """Where a prompt is computed behind which nothing is generated; None leaves it to the policy."""
+        """Place a request without decode; None leaves it to the policy."""
         candidates = self._pool.candidates()
         if self._names_policy or not candidates:
             return None
@@ -91,7 +91,7 @@ class ElasticPlacement:
         return Placed(stream=replica, prompt=replica, num_prompt_tokens=lacking, reason=Reason.COLOCATED)
 
     def _everyone(self, candidates: Sequence[Replica]) -> Sequence[Replica]:
-        """The candidates, and behind them all others that may compute on their hosts, those about to go included."""
+        """The candidates, then all other replicas that may compute on their hosts, including draining ones."""
         everyone = self._pool.replicas
         if len(candidates) == len(everyone):
             return candidates
@@ -99,7 +99,7 @@ class ElasticPlacement:
         return [*candidates, *(item for item in everyone if item.replica_id not in chosen)]
 
     def _home(self, demand: Demand, candidates: Sequence[Replica], num_blocks: int) -> Replica | None:
-        """The worker that generates for the request's session, among those that lean to that, if it has room."""
+        """The worker of the request's session, among those that lean to decode, if it has room."""
         if demand.session_id is None:
             return None
         homes = [item for item in candidates if item.leaning == STREAMS] or candidates
@@ -128,10 +128,10 @@ class ElasticPlacement:
         )
 
     def _by_policies(self, demand: Demand, num_blocks: int, reason: Reason) -> Placed | None:
-        """The stream by the policy for decode, the prompt by that for prefill, each on who leans to it if possible.
+        """Choose by the policies for decode and prefill, each among the workers that lean to it if possible.
 
-        The prompt needs room as well, which is promised to it: two workers each of which kept a prompt for the other
-        one, and had no room for what that keeps, would wait for each other.
+        The prompt gets a reservation as well. Otherwise two workers could deadlock: each keeps a computed prompt for
+        the other one, and has no room for what the other one keeps.
         """
         pool, num_prompt_blocks = self._pool, self._pool.blocks_for(demand.num_tokens + 1)
         stream = pool.choose(demand, role=STREAMS, num_blocks=num_blocks, must_fit=True)
@@ -139,7 +139,7 @@ class ElasticPlacement:
             return None
         others = (stream.replica_id,)
         prompt = pool.choose(demand, role=PROMPTS, num_blocks=num_prompt_blocks, exclude=others, must_fit=True)
-        if prompt is None or prompt not in pool.candidates():  # nobody else, or one of whom nothing is heard
+        if prompt is None or prompt not in pool.candidates():  # no other replica, or one without fresh reports
             prompt = stream
         lead = self._settings.max_prefill_queue_lead
         if lead > 0 and prompt.queued_tokens - stream.queued_tokens > lead:
@@ -169,7 +169,7 @@ class ElasticPlacement:
         )
 
     def _cached_tokens(self, demand: Demand, candidates: Sequence[Replica], fleet: Standings) -> Column:
-        """Of the prompt, at each candidate; a column of the kind that those of ``fleet`` are."""
+        """Cached tokens of the prompt at each candidate, as a column of the same kind as those of ``fleet``."""
         cached: Any = [0.0] * len(candidates) if isinstance(fleet.host, list) else np.zeros(len(candidates))
         counts = self._pool.cached_tokens(demand)
         if not counts:
@@ -186,7 +186,7 @@ class ElasticPlacement:
 def _named(
     fleet: Standings, wish: Wish, cached: Column, chosen: Plan, candidates: Sequence[Replica]
 ) -> list[NamedPlan]:
-    """The plans that cost least, the chosen one first."""
+    """The cheapest plans, the chosen one first."""
     return [
         NamedPlan(
             prompt=candidates[plan.prompt].replica_id,
@@ -200,7 +200,7 @@ def _named(
 
 
 def _hand_over_s(replica: Replica, num_tokens: int) -> float:
-    """How long moving a prompt's KV takes, as fast as this replica's reads were so far."""
+    """Time to move a prompt's KV, at this replica's average read speed so far."""
     info = replica.info
     if info is None:
         return HOP_S

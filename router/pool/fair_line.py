@@ -1,4 +1,4 @@
-"""A line in front of something scarce, in which several owners stand: each gets its turns, however many others ask."""
+"""A fair queue for a scarce resource: each owner gets its turns, however many requests the others have."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Generic, TypeAlias, TypeVar
 Item = TypeVar("Item")
 
 MIN_ENTRIES = 64
-"""An owner's part of the line is not rid of those who left it before there are so many."""
+"""Entries that left an owner's queue are removed only once there are at least this many."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Place(Generic[Item]):
-    """Where somebody stands. ``order`` grows with each that comes, ``cost`` is what it takes of what is scarce."""
+    """An entry of the queue. ``order`` grows with each arrival; ``cost`` is how much of the resource it takes."""
 
     item: Item
     owner: str
@@ -29,11 +29,11 @@ _Entry: TypeAlias = tuple[int, int, Place[Item]]
 
 
 class FairLine(Generic[Item]):
-    """Smaller priorities come first. Of the same one, owners take turns by what they were given while they stood here;
-    what is one owner's comes in the order of arrival. Where there is one owner, that is the order of all.
+    """Smaller priorities come first. Within a priority, owners take turns by the cost that they were given while they
+    waited here, and each owner's items come in order of arrival. With one owner, that is the order of all.
 
-    Whoever was not here for a while has no turns saved up: an owner begins where those who stand here are. So the first
-    of an owner is passed by others no more often than what it waited for allows.
+    An owner saves up no turns while it has nothing here: it begins level with the owners that wait. So others overtake
+    an owner's first item only a bounded number of times.
 
     Source: start-time fair queueing, Goyal, Vin, Cheng, SIGCOMM 1996; an owner's turn is charged when it is given.
     """
@@ -45,15 +45,15 @@ class FairLine(Generic[Item]):
         self._now = 0.0
 
     def __len__(self) -> int:
-        """How many stand here."""
+        """How many items wait."""
         return sum(self._numbers.values())
 
     def __iter__(self) -> Iterator[Item]:
-        """Everybody who stands here, in no particular order."""
+        """All items that wait, in no particular order."""
         return (place.item for entries in self._entries.values() for *_, place in entries if not place.is_left)
 
     def join(self, item: Item, *, owner: str, priority: int, order: int, cost: float) -> Place[Item]:
-        """Stand in the line until ``leave`` or ``serve``."""
+        """Add an item to the queue, until ``leave`` or ``serve``."""
         place = Place(item=item, owner=owner, priority=priority, order=order, cost=cost)
         if owner not in self._entries:
             self._entries[owner], self._numbers[owner] = [], 0
@@ -63,20 +63,20 @@ class FairLine(Generic[Item]):
         return place
 
     def first(self) -> Place[Item] | None:
-        """Whose turn it is."""
+        """The item whose turn it is."""
         return min((entries[0][2] for entries in self._entries.values()), key=self._turn, default=None)
 
     def serve(self, place: Place[Item]) -> None:
-        """Give somebody its turn, and take it out of the line."""
+        """Give an item its turn, charge its owner, and remove it."""
         self._now = max(self._now, self._given[place.owner])
         self._given[place.owner] += place.cost
         self.leave(place)
 
     def leave(self, place: Place[Item]) -> None:
-        """Take somebody out of the line who got nothing. Idempotent.
+        """Remove an item that got nothing. Idempotent.
 
-        What is kept of those who left, prompts perhaps, goes as soon as they are most of their owner's: whoever is
-        first may stand here for long while others come and go.
+        References to removed items, which may hold prompts, are dropped once they are the majority of their owner's
+        entries, because the first item may wait for long while others come and go.
         """
         if place.is_left:
             return

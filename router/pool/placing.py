@@ -1,4 +1,4 @@
-"""Where a request's tokens are generated, and where its prompt is computed, when that is decided together."""
+"""The placement of a request as a whole: where its tokens are generated, and where its prompt is computed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from router.pool.replica import Replica
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedPlan:
-    """Replicas by id that could compute a prompt and generate behind it, and what is predicted of that.
+    """The ids of replicas that could compute a prompt and generate after it, with the predictions for that plan.
 
-    ``num_head_tokens``: of a prompt that is split, what the former computes; 0: it is not.
+    ``num_head_tokens``: how many tokens of a split prompt the first one computes; 0: no split.
     """
 
     prompt: str
@@ -28,12 +28,12 @@ class NamedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """``stream`` generates. ``prompt`` computes the prompt, of which it lacks ``num_prompt_tokens``; None where that is
-    decided later. Of a prompt that is split, ``prompt`` computes only the first ``num_head_tokens``, of which it lacks
-    so many, and ``stream`` the others; 0: it is not split. ``num_prompt_blocks`` are promised to the prompt where it is
-    computed, if that is elsewhere.
+    """``stream`` generates. ``prompt`` computes the prompt, ``num_prompt_tokens`` of which are not in its cache; None
+    if that is decided later. If the prompt is split, ``prompt`` computes only the first ``num_head_tokens``, and
+    ``num_prompt_tokens`` counts the uncached ones of these; ``stream`` computes the others; 0: no split.
+    ``num_prompt_blocks`` are reserved where the prompt is computed, if that is elsewhere.
 
-    ``weighed`` are the plans that cost least, the chosen one first; there for traced requests only.
+    ``weighed`` are the cheapest plans, the chosen one first; set for traced requests only.
     """
 
     stream: Replica
@@ -46,19 +46,19 @@ class Placed:
 
     @property
     def is_colocated(self) -> bool:
-        """True when one replica does both."""
+        """True if one replica does both."""
         return self.prompt is self.stream
 
 
 class Placement(Protocol):
-    """Chooses for requests among the replicas of a pool."""
+    """Places requests on the replicas of a pool."""
 
     def place(self, demand: Demand, *, num_blocks: int) -> Placed | None:
         """Where a request goes that needs so many blocks; None while no replica has room."""
 
 
 class PolicyPlacement:
-    """By the policy of the pool alone. Whoever computes the prompt is chosen when its turn comes."""
+    """Places by the pool's policy alone. The replica that computes the prompt is chosen later, when its turn comes."""
 
     def __init__(self, pool: ReplicaPool) -> None:
         self._pool = pool

@@ -1,4 +1,4 @@
-"""What is known of each replica of one pool: its last report, what was sent there since, and whether it fails."""
+"""The state of each replica of a pool: its last report, what was sent there since, and whether it fails."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOTHING_CACHED: Mapping[str, int] = {}
 
 
 class ReplicaPool:
-    """The replicas of one role, or of all. Knows who can take a request; asks the workers only in ``refresh``."""
+    """The replicas of one role, or of all. Knows which can take a request; asks the workers only in ``refresh``."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class ReplicaPool:
         clock: Callable[[], float] = time.monotonic,
         also: Mapping[Role, str] | None = None,
     ) -> None:
-        """``also``: further roles of which ``workers`` are, each with the policy by which its replicas are chosen.
+        """``also``: further roles that ``workers`` have, each with the policy by which its replicas are chosen.
 
-        A pool of several roles knows no difference between its replicas but how they lean.
+        In a pool of several roles, replicas differ only in their leaning.
         """
         self._policies: dict[str, Policy] = {role.name: make_policy(policy, role)}
         self._policies.update({other.name: make_policy(name, other) for other, name in (also or {}).items()})
@@ -72,17 +72,17 @@ class ReplicaPool:
 
     @property
     def counters(self) -> PoolCounters:
-        """What the replicas counted, of a pool that has one role."""
+        """The replicas' counters, in a pool of one role."""
         return self.counters_of[self._own_role]
 
     @property
     def is_united(self) -> bool:
-        """True when the replicas were started with different roles."""
+        """True if the pool has replicas of several roles."""
         return len(self._policies) > 1
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
-        """All known replicas, those left out included."""
+        """All known replicas, including those left out."""
         return tuple(self._replicas.values())
 
     def get(self, replica_id: str) -> Replica | None:
@@ -90,14 +90,14 @@ class ReplicaPool:
         return self._replicas.get(replica_id)
 
     def has_introduced(self, role: str | None = None) -> bool:
-        """True when at least one replica that takes requests introduced itself; one started with ``role`` if given."""
+        """True if a replica that takes requests has introduced itself; with ``role``, one started with that role."""
         return any(item.takes_requests and role in (None, item.role) for item in self._replicas.values())
 
     def refresh(self) -> set[asyncio.Task[None]]:
-        """Follow the membership, and start asking those replicas whose reports are missing or old.
+        """Update the membership, and start asking replicas whose reports are missing or old.
 
         Returns:
-            The questions on their way, older ones included. One silent replica delays no other one.
+            The tasks that ask, including earlier ones. A silent replica does not delay the others.
         """
         now = self._clock()
         current = set(self.workers.replica_ids())
@@ -131,10 +131,10 @@ class ReplicaPool:
         exclude: Collection[str] = (),
         must_fit: bool = False,
     ) -> Replica | None:
-        """The replica that should take a request: its session's, or by the policy.
+        """The replica that should take a request: its session's, or the policy's choice.
 
-        Replicas with fresh reports are preferred to those with stale ones. With ``must_fit`` only those that have room
-        for ``num_blocks`` count, or that are idle, so that a wrong report cannot keep a request waiting for ever.
+        Replicas with fresh reports are preferred to those with stale ones. With ``must_fit``, only replicas with room
+        for ``num_blocks`` count, and idle ones, so that a wrong report cannot keep a request waiting forever.
         In a pool of several roles, those that lean to ``role`` are preferred to the others.
         """
         role = role or self._own_role
@@ -152,7 +152,7 @@ class ReplicaPool:
         return self._policies[role](candidates, Ask(num_tokens=demand.num_tokens, cached_tokens=cached))
 
     def home(self, demand: Demand, candidates: Sequence[Replica]) -> Replica | None:
-        """The replica of the request's session among at least one; None where it has none, or that is overloaded."""
+        """The replica of the request's session; None if it has no session, or the replica is overloaded."""
         if demand.session_id is None:
             return None
         home = home_of(candidates, demand.session_id)
@@ -167,27 +167,27 @@ class ReplicaPool:
         return home
 
     def fewest_queued_tokens(self) -> int | None:
-        """Prompt tokens that wait at the replica with the fewest; None where none takes requests."""
+        """The fewest prompt tokens that wait at any replica; None if no replica takes requests."""
         return min((item.queued_tokens for item in self.candidates()), default=None)
 
     def num_cached_tokens(self, replica: Replica, demand: Demand) -> int:
-        """How many tokens of a prompt a replica has in its prefix cache, as far as we know."""
+        """How many tokens of a prompt a replica has in its prefix cache, as far as this router knows."""
         if self.mirror is None or not self.mirror.num_blocks:
             return 0
         block_size = self._block_size()
         return self.mirror.num_cached(replica.replica_id, demand.block_keys(block_size)) * block_size
 
     def cached_tokens(self, demand: Demand) -> Mapping[str, int]:
-        """How many tokens of a prompt each replica has in its prefix cache, roughly; those with none are left out."""
+        """Roughly how many tokens of a prompt each replica has cached; replicas with none are left out."""
         if self.mirror is None or not self.mirror.num_blocks:
             return NOTHING_CACHED
         block_size = self._block_size()
         return self.mirror.cached_tokens(demand.block_keys(block_size), block_size)
 
     async def choose_or_wait(self, demand: Demand, tried: Collection[str] = (), *, role: str | None = None) -> Replica:
-        """A replica for a request that was accepted, if possible one that it has not tried.
+        """A replica for an accepted request, if possible one that it has not tried.
 
-        While there is none, it waits for another to come, or for a lost one to come back.
+        If there is none, wait for a new one, or for a lost one to come back.
 
         Raises:
             NoReplicaError: None came within ``recovery_wait_s``.
@@ -209,25 +209,25 @@ class ReplicaPool:
         return is_there and not replica.is_left_out and not replica.load.is_draining
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold so many tokens, by the block size that the replicas report."""
+        """Number of blocks that hold ``num_tokens``, by the block size that the replicas report."""
         block_size = self._block_size()
         return -(-num_tokens // block_size) if block_size else 0
 
     def reserve(
         self, replica: Replica, *, num_blocks: int = 0, num_tokens: int = 0, generates: bool = True
     ) -> Reservation:
-        """Promise room on a replica to a request, which ``generates`` there or only has its prompt computed."""
+        """Reserve room on a replica for a request; without ``generates``, only its prompt is computed there."""
         num_rows = int(generates and num_blocks > 0)
         return Reservation(replica, num_blocks=num_blocks, num_tokens=num_tokens, num_rows=num_rows, notify=self.notify)
 
     def has_any(self, exclude: Collection[str] = ()) -> bool:
-        """True when some replica could be tried at all."""
+        """True if some replica could be tried at all."""
         return bool(self.candidates(exclude))
 
     def expects_any(self) -> bool:
-        """True when some replica could be tried, or one that has just come is about to give its first report.
+        """True if some replica could be tried, or a new one is about to give its first report.
 
-        An update may take the last known replica away in the moment in which its successor is asked.
+        During an update the last known replica may go just while its successor is being asked.
         """
         return self.has_any() or any(self._has_just_come(replica_id) for replica_id in self.workers.replica_ids())
 
@@ -246,26 +246,26 @@ class ReplicaPool:
             self.notify()
 
     def note_stream_end(self, replica_id: str) -> None:
-        """No token of a replica is heard any more; ``note_load`` tells of the next stream."""
+        """The token stream of a replica ended; ``note_load`` shows the next one."""
         replica = self._replicas.get(replica_id)
         if replica is not None and replica.has_stream:
             replica.has_stream = False
             self._ready.forget()
 
     def note_cache(self, replica_id: str, changes: Iterable[CacheChanges]) -> bool:
-        """Take changes of a replica's prefix cache; False when some before them are missing."""
+        """Apply changes of a replica's prefix cache; False if earlier ones are missing."""
         mirror = self.mirror
         if mirror is None or replica_id not in self._replicas:
             return True
         return all(mirror.apply(replica_id, item) for item in changes)
 
     def forget_cache(self, replica_id: str) -> None:
-        """Nothing is known any more of what a replica has cached."""
+        """Forget everything that a replica has cached."""
         if self.mirror is not None:
             self.mirror.forget(replica_id)
 
     def note_draining(self, replica_id: str) -> None:
-        """A replica refused a request because it will go: send no more, without waiting for its next report."""
+        """A replica refused a request because it drains: send no more, without waiting for its next report."""
         replica = self._replicas.get(replica_id)
         if replica is not None and not replica.load.is_draining:
             replica.load = replace(replica.load, is_draining=True)
@@ -274,12 +274,12 @@ class ReplicaPool:
             self.notify()
 
     def note_gone(self, replica_id: str) -> None:
-        """A replica is not there any more; should it be, the next ``refresh`` asks it anew."""
+        """Drop a replica that is gone; if it is there after all, the next ``refresh`` asks it again."""
         replica = self._replicas.pop(replica_id, None)
         if replica is not None:
             logger.info("%s replica %s is gone", replica.role, replica_id)
             if self._fleet is not None:
-                replica.fleet = None  # what still is promised there must not be told of the next one in its slot
+                replica.fleet = None  # its remaining reservations must not write to the slot's next replica
                 self._fleet.give_back(replica.slot)
             self._ready.forget()
             self.forget_cache(replica_id)
@@ -288,7 +288,7 @@ class ReplicaPool:
     def note_failure(self, replica_id: str, reason: str) -> None:
         """Leave a replica out until a probe succeeds; each failed probe doubles the wait.
 
-        One fault ends many requests, and each of them tells of it: until the next probe they say nothing new.
+        One fault ends many requests, and each of them reports it; these reports are ignored until the next probe.
         """
         replica = self._replicas.get(replica_id)
         if replica is None or (replica.is_left_out and self._clock() < replica.probe_at_s):
@@ -304,7 +304,7 @@ class ReplicaPool:
         self.notify()
 
     def notify(self) -> None:
-        """Wake whoever waits for room or for a replica."""
+        """Wake all that wait for room or for a replica."""
         self._changed.set()
 
     async def wait_for_change(self) -> None:
@@ -317,7 +317,7 @@ class ReplicaPool:
         return self._clock() - replica.reported_at_s
 
     def candidates(self, exclude: Collection[str] = ()) -> list[Replica]:
-        """The replicas that are ready for requests; if there are none, those in service with stale reports."""
+        """The replicas that are ready for requests; if there are none, the ones in service with stale reports."""
         ready = self._ready.now()
         if exclude:
             ready = [item for item in ready if item.replica_id not in exclude]
@@ -326,7 +326,7 @@ class ReplicaPool:
         return [item for item in self._replicas.values() if item.takes_requests and item.replica_id not in exclude]
 
     def standings(self, replicas: Sequence[Replica]) -> Standings:
-        """How replicas stand, of a pool of several roles; the caller may change them."""
+        """The state of replicas for placement, in a pool of several roles; the caller may change it."""
         assert self._fleet is not None, "pools of one role choose by their policies"
         if not MACHINE_CODE.is_for(len(replicas)):
             return self._fleet.standings([item.slot for item in replicas])
@@ -371,7 +371,7 @@ class ReplicaPool:
         self._take_status(replica, status)
 
     def _declare_lost(self, replica: Replica, reason: str) -> None:
-        """It neither reports nor answers, or its engine hangs: whoever waits for it waits in vain."""
+        """Mark a silent or hung replica as lost, so that nothing waits for it in vain."""
         self.note_failure(replica.replica_id, reason)
         self.on_lost(WorkerUnavailableError(replica_id=replica.replica_id, reason=reason))
 

@@ -1,4 +1,4 @@
-"""What all replicas of a pool counted, those included that are gone: sums of the living alone would fall."""
+"""Counters over all replicas of a pool, including departed ones: sums over live replicas alone would fall."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from engine.versions import across_versions
 
 _MAX_REMEMBERED = 64
-"""So many departed processes can come back (a look-up of the members that missed one) without being counted twice."""
+"""How many departed processes are kept, so that one that was only missed in a look-up is not counted twice."""
 
 _MAX_FOLDED = 256
-"""Of those before them so many are known by name, so that another router that still lists one adds nothing."""
+"""How many earlier ones are kept by name only, so that they are not added again when another router lists them."""
 
 
 @across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepartedWorker:
-    """What a process counted before it went."""
+    """A departed process and its counters."""
 
     replica_id: str
     incarnation: str
@@ -28,16 +28,16 @@ class DepartedWorker:
 @across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgottenWorkers:
-    """The sums of those that departed long ago, and the names of the last of them: replica id and incarnation."""
+    """The sums over processes that departed long ago, and the last ones' names: replica id and incarnation."""
 
     counters: Mapping[str, float]
     names: tuple[tuple[str, str], ...] = ()
 
 
 class PoolCounters:
-    """The newest counters of each process, by replica id and incarnation. No total ever falls.
+    """The newest counters of each process, by replica id and incarnation. Totals never fall.
 
-    Reports can overtake each other: one that says less than another of the same process is older, and is ignored.
+    Reports can arrive out of order: one with lower counts than another of the same process is older, and is ignored.
     """
 
     def __init__(self) -> None:
@@ -47,28 +47,28 @@ class PoolCounters:
         self._folded: deque[tuple[str, str]] = deque(maxlen=_MAX_FOLDED)
 
     def note(self, replica_id: str, incarnation: str, counters: Mapping[str, float]) -> None:
-        """Take the counters of a report. Another incarnation under the same id takes the place of the one before."""
+        """Take the counters of a report. A new incarnation under the same id replaces the one before."""
         known = self._living.get(replica_id)
         if known is None or known[0] != incarnation:
             before = self._departed.pop((replica_id, incarnation), {})
             self._depart(replica_id)
         else:
             before = known[1]
-            if before == counters:  # most messages: a report is new ten times a second at most
+            if before == counters:  # true for most messages: reports change at most ten times a second
                 return
         is_older = any(counters.get(name, 0) < value for name, value in before.items())
         self._living[replica_id] = (incarnation, before if is_older else dict(counters))
 
     def keep(self, replica_ids: Collection[str]) -> None:
-        """Count all other replicas among the departed."""
+        """Move all other replicas to the departed."""
         for replica_id in [known for known in self._living if known not in replica_ids]:
             self._depart(replica_id)
 
     def learn(self, departed: Iterable[DepartedWorker], forgotten: ForgottenWorkers | None = None) -> None:
-        """Take what another router knows of processes that are gone, where we do not know them.
+        """Add departed processes that another router knows and this one does not.
 
-        What is ``forgotten`` tells only a router that has forgotten nobody itself, such as one that has just come: two
-        sums cannot be told apart.
+        ``forgotten`` is used only if this router has forgotten no process itself, for example if it is new: two sums
+        may overlap, and nobody could tell.
         """
         if forgotten is not None and not self._folded:
             for key in forgotten.names:
@@ -86,20 +86,20 @@ class PoolCounters:
                 self._remember(key, worker.counters)
 
     def departed(self) -> tuple[DepartedWorker, ...]:
-        """The processes that are gone, as far as they are remembered."""
+        """The departed processes that are still kept."""
         return tuple(
             DepartedWorker(replica_id=replica_id, incarnation=incarnation, counters=counters)
             for (replica_id, incarnation), counters in self._departed.items()
         )
 
     def forgotten(self) -> ForgottenWorkers:
-        """The processes that were gone before those."""
+        """The sums over processes that departed before those."""
         return ForgottenWorkers(counters=dict(self._forgotten), names=tuple(self._folded))
 
     def by_replica(self) -> Mapping[str, Mapping[str, float]]:
-        """The counters by replica id, those of all its incarnations together.
+        """The counters by replica id, summed over its incarnations.
 
-        Whom we have forgotten has no row: one row for all of them would jump by all that the next one counted.
+        Forgotten processes have no row: one row for all of them would jump whenever one more is forgotten.
         """
         sums: dict[str, Counter[str]] = {}
         for (replica_id, _), counters in self._departed.items():

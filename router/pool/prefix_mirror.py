@@ -1,4 +1,4 @@
-"""Which replica has which blocks in its prefix cache, as workers report: a hint for the choice, no promise."""
+"""Mirrors which blocks each replica has in its prefix cache, as workers report: a hint for routing, not a promise."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from engine.contract.messages import CacheChanges
 logger = logging.getLogger(f"baton.{__name__}")
 
 MAX_LEVELS = 16
-"""A choice knows what is cached to a sixteenth of the prompt; more would cost more than it is worth."""
+"""Resolution of a look-up: a sixteenth of the prompt. A finer one would cost more than it is worth."""
 
 
 @dataclass(slots=True)
 class _Mirrored:
-    """One replica: its bit in the masks, the keys it has, and the number of the next change."""
+    """One replica: its bit in the masks, its keys, and the number of the next change."""
 
     slot: int
     keys: set[int] = field(default_factory=set)
@@ -25,11 +25,11 @@ class _Mirrored:
 
 
 class PrefixMirror:
-    """The prefix caches of one role's replicas, by block.
+    """The prefix caches of a pool's replicas, by block.
 
-    One table for all replicas, from a block's key to a mask of those that have it: a look-up costs the same for one
-    replica and for hundreds. At most ``max_blocks`` (a block counts once for each replica) are remembered; past that
-    new ones are not, until others were evicted, and prompts seem to be cached less than they are.
+    One table maps a block's key to a bit mask of the replicas that have it, so a look-up costs the same for one replica
+    and for hundreds. It holds at most ``max_blocks`` (a block counts once for each replica). Beyond that new blocks are
+    ignored until others are evicted, so prompts seem to be cached less than they are.
     """
 
     def __init__(self, max_blocks: int) -> None:
@@ -41,7 +41,7 @@ class PrefixMirror:
         self.num_dropped = 0
 
     def apply(self, replica_id: str, changes: CacheChanges) -> bool:
-        """Take changes in; False when some before them are missing, so that a snapshot has to be asked for."""
+        """Apply changes; False if earlier ones are missing, so that the caller must ask for a snapshot."""
         replica = self._replicas.get(replica_id)
         if replica is None:
             replica = self._add(replica_id)
@@ -61,17 +61,17 @@ class PrefixMirror:
         return True
 
     def forget(self, replica_id: str) -> None:
-        """The replica is gone, or lives another life: nothing is known of it."""
+        """Forget a replica that is gone, or that has a new incarnation."""
         replica = self._replicas.pop(replica_id, None)
         if replica is not None:
             self._clear(replica)
             del self._names[replica.slot]
 
     def cached_tokens(self, keys: Sequence[int], block_size: int) -> Mapping[str, int]:
-        """How many leading tokens of a prompt each replica has, for a choice; those with none are left out.
+        """How many leading tokens of a prompt each replica has, roughly; replicas with none are left out.
 
-        Engines evict the tail of a chain before its head, so whoever has a block has those before it. A long prompt is
-        looked at in ``MAX_LEVELS`` places, and counted up to the last of them that a replica has.
+        Engines evict the tail of a chain before its head, so a replica that has a block has those before it. A long
+        prompt is probed at ``MAX_LEVELS`` positions, and counted up to the last one that a replica has.
         """
         counts: dict[str, int] = {}
         find = self._holders.get
@@ -107,7 +107,7 @@ class PrefixMirror:
         return low
 
     def _named(self, mask: int) -> list[str]:
-        """The replicas in a mask: bit by bit if they are few, else through the mask's digits."""
+        """The replicas in a mask: bit by bit if they are few, otherwise from the mask's digits."""
         names = self._names
         if mask.bit_count() > 32:
             return [names[slot] for slot, digit in enumerate(reversed(f"{mask:b}")) if digit == "1"]

@@ -1,4 +1,4 @@
-"""Which replicas requests can be sent to now."""
+"""The replicas that requests can be sent to now."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from router.pool.replica import Replica
 
 
 class ReadyReplicas:
-    """The replicas in service whose reports are fresh, in a list that stays the same until that changes.
+    """The replicas in service with fresh reports, in a list that is cached until that changes.
 
-    Those whose stream of tokens has begun come first: a process that has just started on a busy machine may need
-    seconds until its stream begins, and a request that is sent there waits for it, while others could serve it.
+    Replicas whose token stream has begun are preferred. On a busy machine a new process may need seconds until its
+    stream begins, and a request sent there would wait although others could serve it.
     """
 
     def __init__(self, replicas: Mapping[str, Replica], *, stale_after_s: float, clock: Callable[[], float]) -> None:
@@ -23,7 +23,7 @@ class ReadyReplicas:
         self._until_s = -math.inf
 
     def now(self) -> list[Replica]:
-        """Those with a stream; all fresh ones where none has one."""
+        """The fresh replicas with a stream; all fresh ones if none has a stream."""
         now_s = self._clock()
         if now_s > self._until_s:
             limit_s = now_s - self._stale_after_s
@@ -33,5 +33,5 @@ class ReadyReplicas:
         return self._ready
 
     def forget(self) -> None:
-        """Some replica came, went, began or ceased to take requests."""
+        """Drop the cached list: some replica came or went, or began or ceased to take requests."""
         self._until_s = -math.inf

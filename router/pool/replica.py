@@ -1,4 +1,4 @@
-"""One replica as this router sees it, and room on it that was promised to a request."""
+"""One replica as this router sees it, and reservations of room on it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from router.placement.fleet import Fleet, Standing, prices_of
 from router.placement.prompt_share import PromptShare, num_prompt_tokens
 
 KNOWN_PROMPT_TOKENS = 256
-"""A worker that computed fewer says nothing of prompts: its model prices them like the tokens of answers until then."""
+"""A worker that has computed fewer prompt tokens has no prices for them yet; they are priced like output tokens."""
 
 
 class Replica:
-    """What is known of one replica. Only its pool and its reservations write it.
+    """The state of one replica. Only its pool and its reservations write it.
 
     ``reserved_blocks``, ``reserved_tokens`` and ``num_reserved`` belong to requests that were sent there and are not
-    yet in its reports. ``role`` is the one that it was started with, ``leaning`` the one whose work it prefers now, as
-    it reports. It ``has_stream`` while this router hears its tokens, ``is_in_service`` when it introduced itself and
-    does not fail, and ``takes_requests`` unless it is also about to go. What policies look at is kept ready in
-    ``num_blocks``, ``num_available_blocks`` (free and nobody's; those held for requests to come are promised to these),
-    ``promised_usage`` (share of its KV blocks in use, promised, or to be taken by prompts that wait; can exceed 1),
-    ``queued_tokens`` (prompt tokens that wait there or are on their way) and ``num_queued`` (requests, likewise): it is
-    read for every replica at every choice. In a pool that predicts, ``fleet`` has the replica's column at ``slot``.
+    yet in its reports. ``role`` is the one that it was started with; ``leaning`` is the role that it prefers now, by
+    its reports. ``has_stream``: this router receives its tokens. ``is_in_service``: it introduced itself and does not
+    fail. ``takes_requests``: it is in service and does not drain. Every choice reads every replica, so these values for
+    policies are precomputed: ``num_blocks``; ``num_available_blocks`` (free and not reserved, nor held for requests to
+    come); ``promised_usage`` (share of KV blocks in use, reserved, or needed by prompts that wait; can exceed 1);
+    ``queued_tokens`` (prompt tokens that wait there or are on their way); ``num_queued`` (the same for requests). In a
+    pool that predicts, ``fleet`` has the replica's column at ``slot``.
     """
 
     __slots__ = (
@@ -78,7 +78,7 @@ class Replica:
         self.update()
 
     def update(self) -> None:
-        """Bring what policies look at up to date, after anything of it changed."""
+        """Recompute the values for policies after a change."""
         load = self.load
         self.is_in_service = self.info is not None and not self.is_left_out
         self.takes_requests = self.is_in_service and not load.is_draining
@@ -94,8 +94,8 @@ class Replica:
             self.fleet.write(self.slot, self._standing())
 
     def _num_waiting_blocks(self) -> int:
-        """What the prompts that wait there will take, those of other routers included: blocks are taken when a request
-        is scheduled, and only its own router has promised it some."""
+        """Blocks that the waiting prompts will take, including those of other routers: a request takes blocks only when
+        it is scheduled, and only its own router knows its reservation."""
         block_size = self.info.block_size if self.info is not None else 0
         return -(-self.load.queued_prefill_tokens // block_size) if block_size else 0
 
@@ -125,7 +125,7 @@ class Replica:
         )
 
     def note_leaning(self, role: str) -> None:
-        """It was told to lean to another role, and has answered: its next report will say so."""
+        """The replica has accepted an order to lean to another role, before its next report shows it."""
         self.load = replace(self.load, leaning=role)
         self.update()
 
@@ -143,15 +143,15 @@ class Replica:
 
     @property
     def is_idle(self) -> bool:
-        """True when nothing of anybody occupies it, as far as we know; what it keeps for a reader does, too."""
+        """True if nothing occupies it, as far as this router knows; blocks under a lease for a reader also count."""
         return not self.num_reserved and self.load.is_empty
 
 
 class Reservation:
-    """Room on one replica for one request, until its own reports show the request.
+    """Room on one replica for one request, until the replica's reports show the request.
 
-    The request counts in the replica's queue until the first report after the replica accepted it, and in its memory
-    until :meth:`release`: blocks are taken only when the request is scheduled.
+    The request counts in the replica's queue until the first report after the replica accepted it. It counts in the
+    replica's memory until :meth:`release`, because blocks are taken only when the request is scheduled.
     """
 
     __slots__ = ("_is_queued", "_is_released", "_notify", "num_blocks", "num_rows", "num_tokens", "replica")
@@ -173,18 +173,18 @@ class Reservation:
         replica.update()
 
     def add_tokens(self, num_tokens: int) -> None:
-        """The replica is to compute so many more prompt tokens for the request."""
+        """Reserve ``num_tokens`` more prompt tokens, which the replica will compute for the request."""
         self.num_tokens += num_tokens
         if self._is_queued:
             self.replica.reserved_tokens += num_tokens
             self.replica.update()
 
     def accepted(self) -> None:
-        """The replica took the request: its next report will count it."""
+        """The replica accepted the request: its next report will count it."""
         self.replica.on_report.append(self._leave_queue)
 
     def release(self) -> None:
-        """Give the room back. Idempotent."""
+        """Release the room. Idempotent."""
         if self._is_released:
             return
         self._is_released = True

@@ -1,4 +1,4 @@
-"""The replicas that were started with one role, as reports and operators see them, whichever pool they are in."""
+"""The replicas that were started with one role, for reports and operators, whichever pool they are in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from router.pool.workers import WorkerPool
 
 
 class RoleReplicas(Protocol):
-    """What is told of the replicas of a role, and whom to ask or order; a pool of one role is its own."""
+    """The replicas of a role, for reports, questions and orders; a pool of one role implements it itself."""
 
     @property
     def role(self) -> str:
@@ -19,7 +19,7 @@ class RoleReplicas(Protocol):
 
     @property
     def workers(self) -> WorkerPool:
-        """Where to reach them."""
+        """How to reach them."""
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -27,7 +27,7 @@ class RoleReplicas(Protocol):
 
     @property
     def counters(self) -> PoolCounters:
-        """What they counted, those included that are gone."""
+        """Their counters, including those of departed ones."""
 
     def age_s(self, replica: Replica) -> float:
         """Seconds since a replica's last report."""
@@ -37,7 +37,7 @@ class RoleReplicas(Protocol):
 
 
 class RoleView:
-    """Those of a pool with several roles that were started with one of them."""
+    """The replicas of one role in a pool of several roles."""
 
     def __init__(self, pool: ReplicaPool, role: str, workers: WorkerPool) -> None:
         self.role = role

@@ -1,4 +1,4 @@
-"""The workers of several roles as one pool: each call goes to the workers that the replica is one of."""
+"""The workers of several roles as one pool: each call goes to the role that the replica belongs to."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from router.pool.workers import ReplicaStatus, WorkerPool, WorkerRefusedError, W
 
 
 class UnitedWorkers:
-    """``router.pool.workers.WorkerPool`` over those of several roles; replica ids are unique among all of them."""
+    """A ``router.pool.workers.WorkerPool`` over the workers of several roles; replica ids are unique among them."""
 
     def __init__(self, members: Mapping[str, WorkerPool]) -> None:
-        """``members`` are the workers that were started with each role, by its name."""
+        """``members`` are the workers of each role, by the role's name."""
         self.members = dict(members)
         self._roles: dict[str, str] = {}
 
@@ -37,7 +37,7 @@ class UnitedWorkers:
         return self._roles[replica_id]
 
     def has_link(self, replica_id: str) -> bool:
-        """True where a call is a frame on a connection that is there."""
+        """True if calls go as frames over an open connection."""
         return any(member.has_link(replica_id) for member in self.members.values())
 
     async def status(self, replica_id: str, *, timeout_s: float) -> ReplicaStatus:
@@ -45,7 +45,7 @@ class UnitedWorkers:
         return await self._of(replica_id).status(replica_id, timeout_s=timeout_s)
 
     async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
-        """End requests wherever they are; raises WorkerUnavailableError."""
+        """End requests in whatever state they are; raises WorkerUnavailableError."""
         await self._of(replica_id).abort(replica_id, request_ids)
 
     async def move_out(self, replica_id: str, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
@@ -53,7 +53,7 @@ class UnitedWorkers:
         await self._of(replica_id).move_out(replica_id, request_ids, only_waiting=only_waiting)
 
     async def drain(self, replica_id: str) -> None:
-        """Have a replica let its requests go, and exit; raises WorkerUnavailableError."""
+        """Have a replica release its requests, and exit; raises WorkerUnavailableError."""
         await self._of(replica_id).drain(replica_id)
 
     async def lean(self, replica_id: str, role: str) -> str:
@@ -61,7 +61,7 @@ class UnitedWorkers:
         return await self._of(replica_id).lean(replica_id, role)
 
     async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
-        """Have a replica's connector suffer these faults; raises WorkerRefusedError and WorkerUnavailableError."""
+        """Inject these faults into a replica's connector; raises WorkerRefusedError and WorkerUnavailableError."""
         await self._of(replica_id).set_faults(replica_id, options)
 
     async def reset_prefix_cache(self, replica_id: str, *, preempt_running: bool) -> CacheReset | None:
@@ -75,7 +75,7 @@ class UnitedWorkers:
     async def outputs(
         self, replica_id: str, client_id: str, *, mirrors_cache: bool = False
     ) -> AsyncIterator[StepMessage]:
-        """Open the stream of everything that concerns ``client_id``; raises WorkerUnavailableError."""
+        """Open the stream of all messages for ``client_id``; raises WorkerUnavailableError."""
         messages = self._of(replica_id).outputs(replica_id, client_id, mirrors_cache=mirrors_cache)
         try:
             async for message in messages:

@@ -1,4 +1,4 @@
-"""How the router sees the workers: Protocols that ``cluster/`` fills with Ray, and tests with plain objects."""
+"""The router's interface to workers: Protocols that ``cluster/`` implements over Ray, and tests with plain objects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kv_transfer.fault_options import FaultOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStatus:
-    """One replica as its pool knows it. ``info`` is None until the replica introduced itself."""
+    """A replica's answer to a status call. ``info`` is None until the replica introduced itself."""
 
     replica_id: str
     node_ip: str
@@ -23,14 +23,14 @@ class ReplicaStatus:
 
 
 class WorkerError(Exception):
-    """Root of what calls to a worker raise."""
+    """Base class of errors that calls to a worker raise."""
 
 
 class WorkerUnavailableError(WorkerError):
     """The replica is gone or does not answer; the request may be tried elsewhere.
 
-    ``was_called`` is False when it was gone before the call, as one is that was drained since it was chosen: nothing
-    has begun there, and nothing is lost.
+    ``was_called`` is False if it was gone before the call, for example because it was drained after it was chosen. Then
+    nothing has begun there, and nothing is lost.
     """
 
     def __init__(self, *, replica_id: str, reason: str, was_called: bool = True) -> None:
@@ -41,11 +41,11 @@ class WorkerUnavailableError(WorkerError):
 
 
 class StreamNotBegunError(WorkerUnavailableError):
-    """No token could have been heard from the replica, so that the request was not sent there."""
+    """The replica's token stream did not begin, so the request was not sent there."""
 
 
 class WorkerRefusedError(WorkerError):
-    """The engine refused the request: trying elsewhere would not help. ``code`` is the engine's."""
+    """The engine refused the request. ``code`` is the engine's; see ``is_retryable`` in router.wire.worker_errors."""
 
     def __init__(self, message: str, *, code: str) -> None:
         super().__init__(message)
@@ -53,13 +53,13 @@ class WorkerRefusedError(WorkerError):
 
 
 class WorkerPool(Protocol):
-    """The workers of one role. The tokens of all requests of one client come over one stream a replica."""
+    """The workers of one role. For each replica, one stream brings the tokens of all requests of a client."""
 
     def replica_ids(self) -> Sequence[str]:
         """The replicas that can be addressed now, without a network call."""
 
     def has_link(self, replica_id: str) -> bool:
-        """True where a call is a frame on a connection that is there: nothing is gained by joining calls."""
+        """True if calls go as frames over an open connection, so that batching calls gains nothing."""
 
     async def status(self, replica_id: str, *, timeout_s: float) -> ReplicaStatus:
         """Ask one replica for its constants and its load.
@@ -69,18 +69,18 @@ class WorkerPool(Protocol):
         """
 
     async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
-        """End requests wherever they are; unknown ids are ignored."""
+        """End requests in whatever state they are; unknown ids are ignored."""
 
     async def move_out(self, replica_id: str, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
-        """Have requests leave a replica as soon as they can, each with a hand-over; unknown ids are ignored, and with
-        ``only_waiting`` those of requests that have begun.
+        """Have requests leave a replica as soon as they can, each with a hand-over. Unknown ids are ignored, and so are
+        requests that have begun if ``only_waiting``.
 
         Raises:
             WorkerUnavailableError: It does not answer.
         """
 
     async def drain(self, replica_id: str) -> None:
-        """Have a replica let its requests go, and exit. Returns at once.
+        """Have a replica release its requests, and exit. Returns at once.
 
         Raises:
             WorkerUnavailableError: It does not answer.
@@ -97,7 +97,7 @@ class WorkerPool(Protocol):
         """
 
     async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
-        """Have a replica's connector suffer these faults, and no others.
+        """Inject exactly these faults into a replica's connector.
 
         Raises:
             WorkerRefusedError: The cluster allows no faults.
@@ -108,7 +108,7 @@ class WorkerPool(Protocol):
         """Have a replica drop its prefix cache; with ``preempt_running`` it preempts all its running requests first.
 
         Returns:
-            What was dropped; None, and nothing was, where requests hold blocks and may not be preempted.
+            What was dropped; None if nothing was, because requests hold blocks and may not be preempted.
 
         Raises:
             WorkerUnavailableError: It does not answer.
@@ -122,11 +122,11 @@ class WorkerPool(Protocol):
         """
 
     def outputs(self, replica_id: str, client_id: str, *, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:
-        """Open the stream of everything that concerns ``client_id``; one message a step, and one a report period
-        while idle. Closing it aborts that client's requests. ``mirrors_cache`` asks for changes of the prefix cache.
+        """Open the stream of all messages for ``client_id``: one a step, and one a report period while idle. Closing it
+        aborts that client's requests. ``mirrors_cache`` asks for changes of the prefix cache.
 
-        On a prefill worker each request has one delta: with ``kv_transfer`` and ``FinishReason.HANDED_OVER`` when a
-        decode worker must go on, or with the reason for which the request ended right there.
+        On a prefill worker each request has one delta: with ``kv_transfer`` and ``FinishReason.HANDED_OVER`` if a
+        decode worker must continue, or with the reason why the request ended right there.
 
         Raises:
             WorkerUnavailableError: From the iterator: the replica died.

@@ -1,1 +1,1 @@
-"""How many workers the promises need for the load to come: predictions, the policy, and orders to start and stop."""
+"""Autoscaling: predicts how many workers the promises need for the load to come, and orders starts and stops."""

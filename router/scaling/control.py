@@ -1,4 +1,4 @@
-"""Has pools grow and shrink as the promises need it, where one of the live routers decides for all."""
+"""Lets pools grow and shrink as the promises need it; one of the live routers decides for all."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from router.scaling_rules import ScalingRules
 from router.settings import RouterSettings
 
 NEW_WEIGHT = 0.5
-"""Of the last start in the average."""
+"""Weight of the last start in the moving average."""
 
 LONGEST_S = 3600.0
 
 PERIOD_S = 1.0
-"""How often the load is looked at."""
+"""Period between two looks at the load."""
 
 
 class StartTimes:
-    """Takes the workers that come after more were ordered to be those. One pool's."""
+    """Measures how long workers of one pool take to start: new workers are taken to be the ones ordered last."""
 
     def __init__(self, expected_s: float) -> None:
         self.expected_s = expected_s
@@ -38,14 +38,14 @@ class StartTimes:
         self._ordered_s: deque[float] = deque()
 
     def order(self, number: int, now_s: float) -> None:
-        """So many more are to start from now on; fewer than 0: so many fewer."""
+        """Note an order for ``number`` more workers; a negative number takes orders back."""
         if number > 0:
             self._ordered_s.extend([now_s] * number)
         for _ in range(min(-number, len(self._ordered_s))):
             self._ordered_s.pop()
 
     def see(self, replica_ids: Collection[str], now_s: float) -> None:
-        """These take requests now."""
+        """Note which workers take requests now, and measure the starts of new ones."""
         known, self._known = self._known, frozenset(replica_ids)
         if known is None:
             return
@@ -63,10 +63,10 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 
 class ScalingOrders(Protocol):
-    """Starts and stops workers."""
+    """Orders workers to start and stop."""
 
     async def want(self, role: str, number: int) -> None:
-        """Have so many workers of a role, started or drained by and by. The same order again does nothing.
+        """Set a role's number of workers; they are started or drained over time. Repeating an order does nothing.
 
         Raises:
             WorkerUnavailableError: The order cannot be given now.
@@ -77,23 +77,23 @@ class ScalingBoard(Protocol):
     """What routers tell each other (:class:`router.report.cluster_view.ClusterView`)."""
 
     def live_router_ids(self) -> Collection[str]:
-        """This router and those that are alive."""
+        """Ids of this router and of the other live ones."""
 
     def arrivals(self) -> Sequence[ArrivalSample]:
-        """What came lately to this router, and to the others as they were heard last."""
+        """The recent requests of this router, and of the others by their last reports."""
 
     def note_scaling(self, note: ScalingNote) -> None:
-        """Remember a change that this router ordered."""
+        """Record a change that this router ordered."""
 
     def last_scaling(self, role: str) -> ScalingNote | None:
-        """The last change of a pool, whoever ordered it."""
+        """The last change of a pool's size, whichever router ordered it."""
 
 
 class ScalingControl:
-    """Looks every second, and orders changes while its router leads.
+    """Looks every second, and orders changes if its router leads.
 
-    All that it decides by is in the workers' reports and in what the routers tell each other. So when the leader dies
-    the next one begins with the sizes that were ordered last, and holds them as long as it would its own.
+    It decides by the workers' reports and by what routers tell each other. So when the leader dies, the next one begins
+    with the sizes that were ordered last, and holds them as long as if it had ordered them.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class ScalingControl:
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to look, where pools follow the promises. Idempotent."""
+        """Begin to look, if pools follow the promises. Idempotent."""
         if self._rules.pools and self.orders is not None and self._looking is None:
             self._looking = asyncio.create_task(self._keep_looking())
 
@@ -141,7 +141,7 @@ class ScalingControl:
                 logger.exception("looking at the size of the pools failed")
 
     async def look(self) -> Sequence[ScalingNote]:
-        """Order the changes that should be made now, if this router decides; and what was ordered before, once more."""
+        """If this router leads, order the changes that are due, and repeat the orders given before."""
         now_s = self._clock()
         for role, starts in self._starts.items():
             starts.see(self._serving(role), now_s)
@@ -158,7 +158,7 @@ class ScalingControl:
             logger.info("scaling: role=%s wanted=%d before=%d: %s", note.role, note.wanted, note.before, note.reason)
         for group in self._groups:
             for role in self._rules.pools.keys() & group.wanted.keys():
-                if self._view.last_scaling(role) is not None:  # else all is as it was deployed
+                if self._view.last_scaling(role) is not None:  # otherwise the pool is still as it was deployed
                     await self._order(role, group.wanted[role])
         return notes
 
@@ -191,8 +191,8 @@ class ScalingControl:
         return [item.replica_id for item in self._pools[role].replicas if item.takes_requests]
 
     def _adopt_sizes(self, groups: Sequence[Group]) -> None:
-        """A pool that does not follow the promises has what is there, and others what comes before the first order: the
-        workers that it was deployed with.
+        """Take over the current number of workers: for pools that do not follow the promises, always; for the others,
+        only until the first order, and within their bounds: that is the number that they were deployed with.
         """
         for group in groups:
             for role, wanted in group.wanted.items():
@@ -203,7 +203,7 @@ class ScalingControl:
                     group.adopt(role, bounds.clamp(number))
 
     def _sizes(self) -> dict[str, int]:
-        """How many workers each pool was ordered to have last, or has."""
+        """Each pool's last ordered number of workers, or else its current number."""
         sizes: dict[str, int] = {}
         for role in self._pools:
             note = self._view.last_scaling(role)

@@ -1,4 +1,4 @@
-"""The load to come, by what came lately: the same requests again, as much closer together as their rate grows."""
+"""Forecasts the load: the recent requests once more, closer together by the growth of their rate."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from router.placement.prediction import NEVER, promised_seconds
 from router.report.arrivals import ArrivalSample
 
 MIN_WINDOW_S = 10.0
-"""What came in less than that is taken to have come in so much: a first request is no flood."""
+"""The least window: arrivals over a shorter time are spread over this one, so that a first request is no flood."""
 
 NOISE = 2.0
-"""Standard deviations of the count of arrivals by which it must have grown before that counts as growth. Then all of it
-counts: of a load that does grow, what is taken off for chance is what is missing at its steepest."""
+"""How many standard deviations the number of arrivals must grow by to count as growth. Then all of it counts: taking
+off a part as chance would leave too few workers just when the load grows fastest."""
 
 MAX_GROWTH = 3.0
 
 TIGHT = 0.1
-"""A worker's steps keep the gap that so large a share of its streams was promised, or a wider one."""
+"""Steps keep the gap that is the ``TIGHT`` quantile of the streams' promised gaps."""
 
 
 class Prompt(NamedTuple):
-    """A prompt: when it came, in seconds after the window's begin, what must be computed of it, and what was cached.
+    """A prompt: when it arrived, in seconds after the window's start, how many tokens must be computed, and how many
+    were cached.
 
-    ``ttft_s``: within what its first token was promised; ``NEVER``: not at all.
+    ``ttft_s``: its promised time to first token; ``NEVER``: no promise.
     """
 
     at_s: float
@@ -39,11 +40,11 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The requests of ``window_s``, which are to come again ``pace`` times as fast.
+    """The forecast: the requests of the last ``window_s`` come again ``pace`` times as fast.
 
-    ``tokens_per_s``: what they generate in a second, at the pace at which they came. ``num_context_tokens``: what a
-    stream among them reads on average. ``gaps_s``: what streams were promised between their tokens, the least first,
-    each with the share of the streams; ``NEVER``: nothing.
+    ``tokens_per_s``: output tokens a second, at the original pace. ``num_context_tokens``: a stream's average context.
+    ``gaps_s``: the promised gaps between tokens, the smallest first, each with its share of the streams; ``NEVER``: no
+    promise.
     """
 
     prompts: Sequence[Prompt]
@@ -55,12 +56,12 @@ class Demand:
 
     @property
     def rate(self) -> float:
-        """Requests a second that are to come."""
+        """Forecast requests a second."""
         return len(self.prompts) / self.window_s * self.pace if self.window_s else 0.0
 
     @property
     def tight_gap_s(self) -> float:
-        """The gap that ``TIGHT`` of the streams were promised, or a tighter one; ``NEVER``: fewer were promised any."""
+        """The ``TIGHT`` quantile of promised gaps; ``NEVER`` if fewer streams than that have a promise."""
         total = 0.0
         for gap_s, share in self.gaps_s:
             total += share
@@ -70,25 +71,25 @@ class Demand:
 
     @property
     def mean_ttft_s(self) -> float:
-        """Within what first tokens were promised, on average; ``NEVER``: none was."""
+        """Mean promised time to first token; ``NEVER`` if there is no promise."""
         promised = [prompt.ttft_s for prompt in self.prompts if prompt.ttft_s < NEVER]
         return sum(promised) / len(promised) if promised else NEVER
 
     def times(self, factor: float) -> Demand:
-        """So many times as much: the same requests, closer together."""
+        """The same requests at ``factor`` times the pace."""
         return replace(self, pace=self.pace * factor)
 
     def without_streams(self) -> Demand:
-        """As those see it who compute prompts alone."""
+        """The demand without decode, for workers that compute prompts only."""
         return replace(self, tokens_per_s=0.0)
 
     def only(self, prompts: Sequence[Prompt]) -> Demand:
-        """With these prompts alone, and all that is generated."""
+        """The demand with these prompts only, but with all of the decode."""
         return replace(self, prompts=prompts)
 
 
 def no_demand(promise: Promise) -> Demand:
-    """Nothing is to come; what runs was promised this."""
+    """A demand without requests; the running streams have this promise."""
     gaps_s = _shares([promised_seconds(promise.itl_ms)])
     return Demand(prompts=(), window_s=MIN_WINDOW_S, tokens_per_s=0.0, num_context_tokens=0.0, gaps_s=gaps_s)
 
@@ -100,11 +101,11 @@ def _shares(gaps_s: Sequence[float]) -> Sequence[tuple[float, float]]:
 def demand_of(
     samples: Sequence[ArrivalSample], *, typical_output: float, horizon_s: float, promise: Promise = NO_PROMISE
 ) -> Demand:
-    """What several routers were sent, as what comes in ``horizon_s``.
+    """The forecast for ``horizon_s`` ahead, from the recent arrivals of several routers.
 
-    What is not known yet of a request is what the others have on average; where nothing is known of any,
-    ``typical_output`` tokens and nothing cached. Requests of which no router tells it were promised ``promise``. The
-    window is the shortest of the routers that saw anything.
+    Unknown numbers of a request are the mean of the others'; if none is known, ``typical_output`` tokens and nothing
+    cached. A request whose promise was not reported has ``promise``. The window is the shortest one among the routers
+    that had arrivals.
     """
     seen = [sample for sample in samples if sample.arrivals]
     if not seen:
@@ -139,9 +140,9 @@ def demand_of(
 
 
 def growth(times_s: Sequence[float], *, window_s: float, horizon_s: float) -> float:
-    """The rate of arrivals in ``horizon_s`` over that of the window, by the difference between its halves; at least 1.
+    """The ratio of the arrival rate ``horizon_s`` ahead to the rate of the window; at least 1.
 
-    A difference that may be chance does not count. A load that falls is known to when it has fallen.
+    It extrapolates the difference between the window's halves, unless that may be chance. A fall is never extrapolated.
     """
     num_late = sum(at_s >= window_s / 2 for at_s in times_s)
     num_more = 2 * num_late - len(times_s)

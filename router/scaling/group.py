@@ -1,4 +1,4 @@
-"""Workers that are sized together: those of one pool, or of all where any worker takes any work."""
+"""Workers that are sized together: those of one pool, or of all pools if any worker takes any work."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from router.scaling_rules import PoolBounds, ScalingRules
 from router.settings import RouterSettings
 
 MIN_STREAM_TOKENS = 64
-"""A worker that generated fewer says nothing of streams."""
+"""A worker that has generated fewer tokens gives no prices of streams."""
 
 _PROMPT_PRICES = ("prompt_token_s", "prompt_read_s")
 _STREAM_PRICES = ("base_s", "row_s", "context_token_s")
 
 SPARE = 1.25
-"""So many times the load to come is what workers are there for."""
+"""Workers are sized for this many times the forecast load."""
 
 CHANCE = 3.0
-"""Before any is drained, fewer workers must do with so many standard deviations of the number of requests more, too."""
+"""Before a worker is drained, fewer must suffice even for this many standard deviations more requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolState:
-    """The workers of one pool, or of all where any worker takes any work."""
+    """The workers of one pool, or of all pools if any worker takes any work."""
 
     replicas: Sequence[Replica]
 
     @property
     def num_queued_tokens(self) -> int:
-        """Prompt tokens that wait, or are on their way."""
+        """Prompt tokens that wait at the workers or are on their way."""
         return sum(replica.queued_tokens for replica in self.replicas)
 
     @property
     def num_streams(self) -> int:
-        """Streams that are generated, or are about to."""
+        """Streams that are decoding, or are about to."""
         return sum(
             replica.load.num_decoding + replica.load.num_loading + replica.num_reserved_rows
             for replica in self.replicas
         )
 
     def predictor(self, *, prompts: bool, streams: bool) -> Predictor | None:
-        """What predicts for workers like these; None until enough is known of the work that they are to do."""
+        """A predictor for workers like these; None until enough is known of the work that they should do."""
         models = [replica for replica in self.replicas if replica.load.step_time.num_steps > 0]
         with_prompts = [item for item in models if num_prompt_tokens(item.load) >= KNOWN_PROMPT_TOKENS]
         with_streams = [
@@ -76,13 +76,13 @@ def _mean(replicas: Sequence[Replica], name: str) -> float:
 
 
 def spare_below(demand: Demand) -> float:
-    """So many times a load must do with fewer workers before any is drained: a few requests are soon some more."""
+    """Factor on the load for which fewer workers must suffice before any is drained: small loads vary more."""
     return SPARE + CHANCE / math.sqrt(max(len(demand.prompts), 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What is known at one moment: what came to the routers, and the workers, by the roles of their pools."""
+    """What is known at one moment: the routers' recent arrivals, and the workers by the roles of their pools."""
 
     now_s: float
     horizon_s: float
@@ -93,10 +93,10 @@ class Look:
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """``wanted`` workers of each role. How many there may be, the rules say; a role that these leave out keeps its own.
+    """The ``wanted`` workers of each role, within the bounds of the rules; a role without bounds keeps its number.
 
-    Its workers compute the prompts of which they lack more than ``over_tokens`` and at most ``up_to_tokens``, and
-    generate if ``has_streams``.
+    The workers compute prompts with more than ``over_tokens`` and at most ``up_to_tokens`` uncached tokens, and decode
+    if ``has_streams``.
     """
 
     rules: ScalingRules
@@ -111,15 +111,15 @@ class Group:
         self._policy = ScalingPolicy(hold_s=self.rules.hold_s, wanted=sum(self.wanted.values()))
 
     def adopt(self, role: str, number: int) -> None:
-        """Take what is there of a role for what is wanted."""
+        """Take a role's current number of workers as the wanted one."""
         self.wanted = {**self.wanted, role: number}
         self._policy.wanted = sum(self.wanted.values())
 
     def look(self, look: Look) -> str:
-        """Bring ``wanted`` in line with the load.
+        """Adjust ``wanted`` to the load.
 
         Returns:
-            Why it changed; empty where it did not.
+            Why it changed; empty if it did not.
         """
         state = PoolState(
             replicas=[item for role in self.wanted for item in look.replicas[role] if item.takes_requests]
@@ -171,17 +171,17 @@ class Group:
         return sizing, Need(now=now, with_margin=spare.num_workers)
 
     def _bounds(self, role: str) -> PoolBounds:
-        """How many workers of a role there may be."""
+        """The bounds of a role's number of workers."""
         number = self.wanted[role]
         return self.rules.pools.get(role, PoolBounds(least=number, most=number))
 
     def _range(self) -> tuple[int, int]:
-        """The fewest and the most workers in all."""
+        """The bounds of the number of workers of all roles."""
         bounds = [self._bounds(role) for role in self.wanted]
         return sum(item.least for item in bounds), sum(item.most for item in bounds)
 
     def _divide(self, wanted: int, prompt_share: float) -> None:
-        """Add workers where most are lacking, or take them where most are to spare; nothing else changes."""
+        """Add workers to the roles that lack most, or remove them from those with most to spare; keep all else."""
         least, most = self._range()
         self._policy.wanted = wanted = min(max(wanted, least), most)
         shares = dict.fromkeys(self.wanted, 1.0)
@@ -199,7 +199,7 @@ class Group:
 
 
 def groups_of(settings: RouterSettings, sizes: Mapping[str, int]) -> Sequence[Group]:
-    """The groups of which some pool follows the promises, beginning with these sizes."""
+    """The groups in which some pool follows the promises, starting with these sizes."""
     rules = settings.scaling
     assert rules is not None, "there are groups only where pools follow the promises"
     if settings.is_elastic:

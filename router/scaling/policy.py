@@ -1,4 +1,4 @@
-"""When a pool grows and shrinks: a pure function of how many workers it needs, and of how long it has been so."""
+"""When a pool grows and shrinks, by how many workers it needs and for how long. No I/O; the caller passes the time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 MAX_PATIENCE = 8
-"""A hold becomes at most so many times as long."""
+"""The longest hold, as a multiple of the configured one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """So many workers are needed now, and so many would be with more load to spare, which is never fewer."""
+    """The workers needed now, and the workers needed with a margin of load, which are never fewer."""
 
     now: int
     with_margin: int
@@ -20,11 +20,11 @@ class Need:
 
 @dataclass(slots=True, kw_only=True)
 class ScalingPolicy:
-    """Up at once, to what is needed. Down after a hold, and no further than to what would have been enough with a
-    margin at every look of that time: so a load that stays the same is answered once.
+    """Grows at once, to what is needed. Shrinks after a hold, and only to the number that would have sufficed with a
+    margin at every look during the hold. So a constant load leads to one change.
 
-    A pool that had to grow again within a hold after it shrank holds twice as long the next time, until it shrinks
-    without that: the load wavers by more than the margin.
+    If a pool has to grow again within a hold after it shrank, the load varies by more than the margin. Then each hold
+    is twice as long as the one before, until the pool shrinks without having to grow again.
     """
 
     hold_s: float
@@ -36,7 +36,7 @@ class ScalingPolicy:
     _is_regretted: bool = False
 
     def look(self, need: Need, now_s: float) -> int:
-        """How many workers there should be from now on."""
+        """The number of workers that there should be from now on."""
         if self._changed_s is None:
             self._changed_s = now_s
         self._remember(max(need.now, need.with_margin), now_s)
@@ -53,11 +53,11 @@ class ScalingPolicy:
         return self.wanted
 
     def _peak(self, since_s: float) -> int:
-        """The most that would have been needed with a margin from then on."""
+        """The most workers needed with the margin since ``since_s``."""
         return next(number for at_s, number in self._needs if at_s >= since_s)
 
     def _remember(self, number: int, now_s: float) -> None:
-        """Keep the looks that are larger than all that came behind them."""
+        """Add a look, and keep only looks that are larger than all later ones: a monotonic queue."""
         needs = self._needs
         while needs and needs[-1][1] <= number:
             needs.pop()

@@ -1,4 +1,4 @@
-"""Whether a number of workers would keep the promises of a load: its requests served once more, by predicted times."""
+"""Predicts whether a number of workers would keep a load's promises, by replaying its requests in predicted times."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from router.placement.prediction import NEVER
 from router.scaling.demand import Demand
 
 SAFE = 0.8
-"""Of what is promised for the first token a prediction may take so much: it is off, and other requests follow."""
+"""Share of the promised TTFT that a prediction may use: it may be wrong, and other requests follow."""
 
 SAFE_GAP = 0.95
-"""The same between tokens, where steps are cut to the promise."""
+"""The same share for the promised gap; it is larger because steps are cut to the promise."""
 
 SPREAD = 2.0
-"""Standard deviations of the number of streams above its mean that find room."""
+"""There must be room for this many standard deviations of the number of streams above its mean."""
 
 MAX_BUSY = 0.9
-"""Share of their time that workers may compute, as far as nothing else bounds it."""
+"""Largest share of their time that workers may be busy, if no promise sets a tighter bound."""
 
 DEFAULT_ITL_S = 0.1
-"""What gaps are aimed at where nothing is promised."""
+"""The target for gaps without a promise."""
 
 MAX_KV_USAGE = 0.9
 ROUNDING_S = 1e-9
 NUM_DRAWN = 512
-"""Random arrivals by which a size is judged beside the recorded ones."""
+"""Number of random arrivals that a size is tested with, besides the recorded ones."""
 
 CHUNK_TOKENS = 2048
-"""Of a prompt that is computed beside streams which were promised nothing, in one step."""
+"""Prompt tokens in one step beside streams without a promise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What a number of workers would make of a load: the share of requests that keep their promise, and the share that
-    could with any number of workers; seconds between tokens; the share of the workers' time that is computed.
+    """How a number of workers would serve a load: the share of requests that keep their promise, and the share that
+    could with any number of workers; seconds between tokens; the share of their time that the workers are busy.
     """
 
     attainment: float
@@ -51,16 +51,16 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictor:
-    """Predicts for workers that are all alike. ``num_kv_tokens``: what the cache of one holds; 0: not known."""
+    """Predicts for identical workers. ``num_kv_tokens``: tokens that one worker's KV cache holds; 0: unknown."""
 
     step_time: StepTimeModel
     num_kv_tokens: float = 0.0
 
     def predict(self, demand: Demand, num_workers: int, *, seconds: Sequence[float] | None = None) -> Prediction:
-        """What so many workers that do all the work of a load would make of it. ``seconds``: of its prompts, if known.
+        """How ``num_workers`` would serve all of a load. ``seconds``: the time of each prompt, if computed before.
 
-        Streams are spread evenly, and steps that generate take no more of a prompt than the promised gap leaves.
-        Prompts are computed in the order in which they came, each by the first worker that is free.
+        Streams are spread evenly, and steps with streams take no more prompt tokens than the promised gap allows.
+        Prompts are computed in order of arrival, each by the first worker that is free.
         """
         model, seconds = self.step_time, self.prompt_seconds(demand) if seconds is None else seconds
         prompt_busy = sum(seconds) / demand.window_s * demand.pace / num_workers
@@ -87,14 +87,14 @@ class Predictor:
         )
 
     def queued_seconds(self, num_tokens: float, demand: Demand) -> float:
-        """What prompts take of one worker that wait, taken to be as long as those of a load."""
+        """Time of one worker for the prompts that wait, if they are as long as the load's prompts."""
         lengths = [item.num_new_tokens for item in demand.prompts]
         if not lengths or not num_tokens:
             return 0.0
         return sum(self.prompt_seconds(demand)) * num_tokens / sum(lengths)
 
     def prompt_share(self, demand: Demand) -> float:
-        """Of the work of a load, what goes into prompts."""
+        """The share of a load's work that goes into prompts."""
         prompts_s = sum(self.prompt_seconds(demand)) / demand.window_s
         gap_s = demand.tight_gap_s if demand.tight_gap_s < NEVER else DEFAULT_ITL_S
         streams_s = demand.tokens_per_s * gap_s / self._streams_within(gap_s, demand)
@@ -102,39 +102,39 @@ class Predictor:
         return prompts_s / total_s if total_s else 0.5
 
     def most_streams(self, demand: Demand) -> float:
-        """Streams of one worker whose gaps keep the promise; infinite where none was made."""
+        """How many streams one worker can decode within the promised gap; infinite if there is no such promise."""
         bound_s = SAFE_GAP * demand.tight_gap_s
         if bound_s == NEVER or self.step_time.base_s > bound_s:
             return math.inf
         return self._streams_within(bound_s, demand)
 
     def _streams_within(self, gap_s: float, demand: Demand) -> float:
-        """Streams of one worker whose steps take so long; at least 1."""
+        """How many streams one worker decodes in steps of ``gap_s``; at least 1."""
         model = self.step_time
         token_s = model.row_s + model.context_token_s * demand.num_context_tokens
         return max((gap_s - model.base_s) / token_s, 1.0) if token_s else math.inf
 
     def prompt_seconds(self, demand: Demand) -> list[float]:
-        """What each prompt of a load takes a worker that has nothing else to do."""
+        """How long each prompt of a load takes a worker without other work."""
         model = self.step_time
         return [model.prompt_seconds(item.num_new_tokens, after=item.num_cached_tokens) for item in demand.prompts]
 
     def _fits(self, num_rows: float, demand: Demand) -> bool:
-        """True when the KV of a worker's streams finds room."""
+        """True if the KV of a worker's streams fits."""
         return not self.num_kv_tokens or num_rows * demand.num_context_tokens <= MAX_KV_USAGE * self.num_kv_tokens
 
     def _stream_share(self, demand: Demand, step_s: float) -> float:
-        """Of a worker's time what goes to its streams while it computes a prompt."""
+        """The share of a worker's time that its streams take while it computes a prompt."""
         with_prompt_s = demand.tight_gap_s
         if with_prompt_s == NEVER:
             with_prompt_s = step_s + self.step_time.prompt_token_s * CHUNK_TOKENS
         return min(step_s / with_prompt_s, 1.0) if with_prompt_s else 1.0
 
     def _in_time(self, demand: Demand, seconds: Sequence[float], num_workers: int, speed: float) -> tuple[float, float]:
-        """The shares of prompts whose first token comes in time: from so many workers, and from any number.
+        """The shares of prompts with a first token in time: with ``num_workers``, and with any number of workers.
 
-        The prompts come once as they came, and once at random times, with the same rate: what came in a minute may have
-        been even by chance. The worse of both counts.
+        The prompts are replayed twice: at their recorded times, and at random times with the same rate, because the
+        recorded ones may be evenly spaced only by chance. The worse result counts.
         """
         if demand.mean_ttft_s == NEVER:
             return 1.0, 1.0
@@ -151,8 +151,8 @@ class Predictor:
 
 
 def _draw() -> list[tuple[float, float]]:
-    """Arrivals at random times, one in a unit of time, each with a number from 0 to 1: the same ones always, so that a
-    prediction follows from what is known alone.
+    """Random arrivals (Poisson, one per unit of time), each with a number from 0 to 1. They are always the same, so
+    that predictions are deterministic.
     """
     source, at, drawn = random.Random(0), 0.0, []
     for _ in range(NUM_DRAWN):
@@ -165,16 +165,16 @@ _DRAWN: Final = _draw()
 
 
 def _share_in_time(demand: Demand, step_s: float, alone_s: float) -> float:
-    """The share of streams for which a step is in time, or that of a lonely one would not be: more workers change
-    nothing for these.
+    """The share of streams for which a step is in time. Streams for which even a step of one stream alone would be late
+    count as in time, because more workers would not help them.
     """
     late = [share for gap_s, share in demand.gaps_s if step_s > SAFE_GAP * gap_s and alone_s <= SAFE_GAP * gap_s]
     return 1.0 - sum(late)
 
 
 def _num_in_time(arrivals: Sequence[tuple[float, float, float]], num_workers: int, speed: float) -> int:
-    """How many of these, each a time, what it takes, and in what it should be done, are in time where workers have a
-    share of the speed."""
+    """How many arrivals (time, work, and bound, in seconds) are done in time by workers that run at a fraction
+    ``speed``."""
     free_s, num_kept = [0.0] * num_workers, 0
     for at_s, alone_s, bound_s in arrivals:
         end_s = max(at_s, free_s[0]) + alone_s / speed

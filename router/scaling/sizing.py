@@ -1,4 +1,4 @@
-"""The fewest workers that keep the promises of a load."""
+"""Finds the fewest workers that keep the promises of a load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from router.scaling.demand import Demand
 from router.scaling.prediction import Prediction, Predictor
 
 WORTH = 0.005
-"""Where no number of workers attains what is aimed at: more of them must keep so large a share of requests more."""
+"""If no number of workers reaches the target, more workers must still add this share of requests to be worth it."""
 
 
 ROUNDING = 1e-9
@@ -18,7 +18,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """A number of workers, what is predicted of it, and (None where it is the fewest allowed) of one fewer."""
+    """A number of workers, its prediction, and that of one fewer (None if the number is the least allowed)."""
 
     num_workers: int
     predicted: Prediction
@@ -26,8 +26,8 @@ class Sizing:
 
 
 def fewest_workers(predictor: Predictor, demand: Demand, *, target: float, least: int, most: int) -> Sizing:
-    """The fewest of ``least`` to ``most`` workers with which a share ``target`` of the requests that any number could
-    serve in time is; where none attains that, the fewest that attain about what ``most`` do.
+    """The fewest workers, from ``least`` to ``most``, that keep the promise of a share ``target`` of the requests that
+    can be served in time at all. If no number does, the fewest that attain nearly as much as ``most``.
     """
     known: dict[int, Prediction] = {}
     seconds = predictor.prompt_seconds(demand)
@@ -46,7 +46,7 @@ def fewest_workers(predictor: Predictor, demand: Demand, *, target: float, least
 
 
 def _first(holds: Callable[[int], bool], least: int, most: int) -> int:
-    """The smallest number for which something holds that holds for ``most`` and, once it does, for all above."""
+    """Binary search for the smallest number that ``holds``; it must hold for ``most``, and be monotonic."""
     too_few, enough = least - 1, most
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
@@ -60,10 +60,10 @@ def _first(holds: Callable[[int], bool], least: int, most: int) -> int:
 def workers_to_catch_up(
     *, queued_s: float, num_workers: int, busy_workers: float, promise_s: float, start_s: float
 ) -> int:
-    """How many workers make up for prompts that wait already; 0 where those that are there do in time.
+    """How many workers it takes to work off prompts that wait already; 0 if the present ones do so in time.
 
-    ``queued_s`` are the seconds of one worker that they take, ``busy_workers`` how many the load keeps busy that comes
-    meanwhile. Others are there in ``start_s``; what is left by then should be gone in as long as is promised.
+    ``queued_s`` is the work that waits, in seconds of one worker; ``busy_workers`` is how many the load that arrives
+    meanwhile keeps busy. New workers start in ``start_s``; what is left then should be done within ``promise_s``.
     """
     if queued_s <= promise_s / 2 * num_workers:
         return 0
@@ -72,5 +72,5 @@ def workers_to_catch_up(
 
 
 def workers_for_streams(predictor: Predictor, demand: Demand, num_streams: int) -> int:
-    """How many workers the streams need that are there already."""
+    """How many workers the current streams need."""
     return math.ceil(num_streams / predictor.most_streams(demand)) if num_streams else 0
