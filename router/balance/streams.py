@@ -61,7 +61,7 @@ class LiveStream:
 
     @property
     def is_waiting(self) -> bool:
-        """True for a prompt without a token and without an order. Never for beams, their tokens come at the end."""
+        """True for a prompt without a token and without an order. Never for beams: their tokens come at the end."""
         is_open = self.prompt is not None and self.order is None and not self.output_token_ids
         return is_open and self.request.sampling.beams is None
 

@@ -1,1 +1,1 @@
-"""What routers tell: status of the cluster, counters, metrics."""
+"""What routers report: the cluster's status, counters, and metrics."""

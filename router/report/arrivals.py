@@ -1,4 +1,4 @@
-"""What requests came lately, and what they turned out to be: what a prediction of the load to come goes by."""
+"""Records recent requests and their actual sizes, from which the future load is predicted."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from engine.contract.promise import NO_PROMISE, Promise
 from engine.versions import across_versions
 
 MAX_ARRIVALS = 1024
-"""So many are remembered. Where they come faster, those of a shorter time."""
+"""How many arrivals are kept. If they come faster, the window is shorter."""
 
 
 class Arrival:
-    """One request. What of its prompt was cached, and how much it generates, is known later, if at all (None)."""
+    """One request. Its cached prompt tokens and its output tokens become known later, or never (None)."""
 
     __slots__ = ("at_s", "num_cached_tokens", "num_output_tokens", "num_prompt_tokens", "promise")
 
@@ -28,8 +28,8 @@ class Arrival:
 
 
 class Told(NamedTuple):
-    """An arrival as routers tell each other of it: ``age_s`` before the sample was taken; -1, and None for what it was
-    promised, where that is not known.
+    """An arrival as routers exchange it: ``age_s`` before the sample was taken. Unknown numbers are -1, an unknown
+    promise is None.
     """
 
     age_s: float
@@ -42,8 +42,8 @@ class Told(NamedTuple):
 @across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrivalSample:
-    """All that came to a router in the last ``window_s``, oldest first. ``promises``: ttft_ms and itl_ms of each; empty
-    from a router that does not tell.
+    """All arrivals at a router in the last ``window_s``, oldest first. ``promises``: ttft_ms and itl_ms of each; empty
+    if the router's version does not send them.
     """
 
     window_s: float = 0.0
@@ -71,13 +71,13 @@ class RecentArrivals:
         self._arrivals: deque[Arrival] = deque(maxlen=MAX_ARRIVALS)
 
     def note(self, num_prompt_tokens: int, promise: Promise = NO_PROMISE) -> Arrival:
-        """A request came; who runs it fills in the rest."""
+        """Record a request; the code that runs it fills in the rest."""
         arrival = Arrival(self._clock(), num_prompt_tokens, promise)
         self._arrivals.append(arrival)
         return arrival
 
     def sample(self) -> ArrivalSample:
-        """Those of the window, or of as much of it as is remembered."""
+        """The arrivals of the window, or of the part of it that is still kept."""
         now_s, arrivals = self._clock(), self._arrivals
         while arrivals and now_s - arrivals[0].at_s > self._window_s:
             arrivals.popleft()

@@ -1,4 +1,4 @@
-"""The whole cluster as one router can tell of it: its own numbers, those of its peers, and those of all workers."""
+"""One router's view of the whole cluster: its own numbers, those of its peers, and those of all workers."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from router.settings import RouterSettings
 logger = logging.getLogger(f"baton.{__name__}")
 
 MAX_SCALING_NOTES = 8
-"""So many changes of the pools' sizes are told of."""
+"""How many changes of pools' sizes are reported."""
 
 
 class RouterUsage(Protocol):
-    """How much this router has to do."""
+    """The load of this router."""
 
     @property
     def num_alive(self) -> int:
-        """Sequences in progress, those that wait included."""
+        """Sequences in progress, including those that wait."""
 
     @property
     def num_waiting(self) -> int:
@@ -48,17 +48,17 @@ class RouterUsage(Protocol):
 
 
 class WantedWorkers(Protocol):
-    """Knows how many workers each pool should have: as many as were configured, or as the load asks for."""
+    """Knows how many workers each pool should have, by the configuration or by the load."""
 
     async def numbers(self, *, timeout_s: float) -> Mapping[str, int]:
-        """How many by role; nothing of those that nobody can say now."""
+        """The number by role; roles whose number is unknown now are left out."""
 
 
 class ClusterView:
-    """Answers /status and /metrics. Whichever router is asked, the answer tells of all of them.
+    """Answers /status and /metrics. Any router can be asked; its answer covers all of them.
 
-    Routers ask each other when they start, when they are asked, and every ``peer_period_s``; one that ends leaves its
-    last word with the others. So all that was counted is remembered, but for the last seconds of one that is killed.
+    Routers ask each other when they start, when they are asked, and every ``peer_period_s``; a router that ends sends
+    its last report to the others. So no counts are lost, except for the last seconds of a router that is killed.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ClusterView:
     ) -> None:
         self._node_ip = node_ip
         self.wanted: WantedWorkers | None = None
-        """Whom to ask how many workers there should be, where a cluster stands behind the router."""
+        """The source of how many workers there should be; None if no cluster manages the workers."""
         self._num_wanted: dict[str, int] = {}
         self.created_s = int(time.time())
         self._router_id = router_id
@@ -95,12 +95,12 @@ class ClusterView:
         self._meeting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Learn what the other routers know, and begin to follow them."""
+        """Learn what the other routers know, and begin to poll them."""
         await self._meet()
         self._meeting = asyncio.create_task(self._keep_meeting())
 
     async def close(self) -> None:
-        """Stop following, and tell the others what was counted here. Idempotent."""
+        """Stop polling, and send the others this router's last report. Idempotent."""
         if self._meeting is not None:
             self._meeting.cancel()
             await asyncio.gather(self._meeting, return_exceptions=True)
@@ -108,17 +108,17 @@ class ClusterView:
             await self._board.farewell(self.report(), timeout_s=self._settings.status_timeout_s)
 
     def note_farewell(self, report: RouterReport) -> None:
-        """Remember what a router had counted when it ended."""
+        """Keep the last report of a router that ended."""
         self._board.note_farewell(report)
         self._learn(report)
 
     def live_router_ids(self) -> list[str]:
-        """This router and those that answered it last, at most a ``peer_period_s`` ago."""
+        """This router and the ones that answered its last question, at most a ``peer_period_s`` ago."""
         others = [other.report.router_id for other in self._board.others if other.state == "running"]
         return [self._router_id, *others]
 
     def note_leaning(self, change: LeaningNote) -> None:
-        """Remember a change of leaning that this router ordered by itself."""
+        """Record a change of leaning that this router decided."""
         self._leaning_change = change
 
     def hold_leaning(self, replica_id: str, *, until_s: float) -> None:
@@ -128,7 +128,7 @@ class ClusterView:
         self._held_leanings[replica_id] = until_s
 
     def held_leanings(self) -> dict[str, float]:
-        """The workers whose leaning an operator chose at any router, and until when that stands."""
+        """The workers whose leaning an operator ordered at any router, and until when each order stands."""
         held = dict(self._held_leanings)
         for other in self._board.others:
             for name, until_s in other.report.held_leanings.items():
@@ -136,42 +136,42 @@ class ClusterView:
         return held
 
     def held_now(self) -> dict[str, float]:
-        """Those of them that are here, and whose time is not over."""
+        """The orders among these that still stand, for workers that still exist."""
         here = {replica.replica_id for pool in self._pools for replica in pool.replicas}
         now_s = time.time()
         return {name: end_s for name, end_s in sorted(self.held_leanings().items()) if end_s > now_s and name in here}
 
     def last_leaning(self) -> LeaningNote | None:
-        """The last change that a router made, as they were heard last."""
+        """The last change of a leaning by any router, by the routers' last reports."""
         return _newest([self._leaning_change, *(other.report.leaning_change for other in self._board.others)])
 
     def arrivals(self) -> list[ArrivalSample]:
-        """What came lately to this router, and to the others that are there, as they were heard last."""
+        """The recent requests of this router, and of the other live ones by their last reports."""
         own = [self.own_arrivals.sample()] if self.own_arrivals is not None else []
         return own + [other.report.arrivals for other in self._board.others if other.state == "running"]
 
     def note_scaling(self, note: ScalingNote) -> None:
-        """Remember a change of a pool's size that this router ordered by itself."""
+        """Record a change of a pool's size that this router decided."""
         self._scaling.append(note)
 
     def scaling_notes(self) -> list[ScalingNote]:
-        """The last changes of the pools' sizes that routers made, as they were heard last, oldest first."""
+        """The last changes of pools' sizes by any router, by the routers' last reports, oldest first."""
         told = [*self._scaling, *(note for other in self._board.others for note in other.report.scaling)]
         return sorted(told, key=lambda note: note.changed_at_s)[-MAX_SCALING_NOTES:]
 
     def last_scaling(self, role: str) -> ScalingNote | None:
-        """The last change of one pool."""
+        """The last change of one pool's size."""
         return next((note for note in reversed(self.scaling_notes()) if note.role == role), None)
 
     def counters(self) -> RouterCounters:
-        """What all routers counted, those that are gone included, as they were heard last: nobody is asked."""
+        """Counters of all routers, including departed ones, by their last reports. Makes no call."""
         total = self._counters.plus(self._board.forgotten.counters)
         for other in self._board.others:
             total = total.plus(other.report.counters)
         return total
 
     def router_rows(self) -> dict[str, dict[str, object]]:
-        """The routers that are not gone, by their ids, as they were heard last: nobody is asked."""
+        """The routers that have not departed, by id, from their last reports. Makes no call."""
         load = self._load
         rows: dict[str, dict[str, object]] = {
             self._router_id: {"state": "running", "in_progress": load.num_alive, "waiting": load.num_waiting}
@@ -188,7 +188,7 @@ class ClusterView:
         return rows
 
     def report(self) -> RouterReport:
-        """What this router tells another."""
+        """What this router sends to other routers."""
         self._num_reports += 1
         return RouterReport(
             router_id=self._router_id,
@@ -211,7 +211,7 @@ class ClusterView:
         )
 
     async def status(self) -> dict[str, object]:
-        """Every router and every replica, asked now, and the totals of all."""
+        """Ask every router and every replica now; return their rows and the totals."""
         routers = await self._routers()
         told = await cluster_status(
             model=self._model_name,
@@ -223,7 +223,7 @@ class ClusterView:
         return {**told, "leanings": self._leanings(routers), "scaling": self._sizes()}
 
     def _sizes(self) -> dict[str, object]:
-        """Who decides how many workers pools that follow the promises have, and the last changes."""
+        """Which router decides the sizes of pools that follow the promises, and the last changes."""
         rules = self._settings.scaling
         return {
             "decided_by": None if rules is None else min(self.live_router_ids()),
@@ -231,7 +231,7 @@ class ClusterView:
         }
 
     def _leanings(self, routers: Sequence[KnownRouter]) -> dict[str, object]:
-        """Who decides what workers lean to, the last change that a router made, and what operators hold."""
+        """Which router decides leanings, the last change that a router made, and the operators' orders."""
         last = _newest([router.report.leaning_change for router in routers])
         return {
             "decided_by": min(self.live_router_ids()) if self._settings.adapts_leanings else None,
@@ -240,17 +240,17 @@ class ClusterView:
         }
 
     async def metrics_text(self) -> bytes:
-        """Everything measured, for Prometheus: rows of routers have the label ``router``, those of workers do not."""
+        """All metrics, for Prometheus: routers' rows have the label ``router``, workers' rows do not."""
         routers, _ = await asyncio.gather(self._routers(), self._ask_for_wanted())
         workers = worker_families(self._pools)
         return render([*_router_families(routers), self._wanted_family(), *workers, *self._compatible(routers)])
 
     def num_wanted(self) -> dict[str, int]:
-        """How many workers each pool should have, as was heard last: nobody is asked."""
+        """How many workers each pool should have, by the last answer. Makes no call."""
         return dict(self._num_wanted)
 
     async def _ask_for_wanted(self) -> None:
-        """What was known last stays where nobody answers: a worker may be lost at that moment, too."""
+        """Without an answer, the last known numbers stay: a worker may be lost at that moment, too."""
         if self.wanted is not None:
             self._num_wanted.update(await self.wanted.numbers(timeout_s=self._settings.status_timeout_s))
 

@@ -1,4 +1,4 @@
-"""What this router counted since its start."""
+"""This router's counters since its start."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kv_transfer.stats import Counted, counted, counters_of
 from router.placement.reason import Reason
 
 TYPICAL_OUTPUT_TOKENS = 128.0
-"""Until some sequence finished."""
+"""Assumed mean output until some sequence has finished."""
 
 
 def _placed(reason: Reason) -> int:
-    """Declare the counter of sequences that went to their workers for a reason."""
+    """Declare the counter of sequences that were placed for a reason."""
     text = "Sequences by why they went to their workers, where any worker takes any work."
     counter: int = counted(text, metric="placements", labels=(("reason", reason.value),), total=f"placed_{reason}")
     return counter
@@ -23,8 +23,8 @@ def _placed(reason: Reason) -> int:
 @across_versions
 @dataclass(slots=True, kw_only=True)
 class RouterCounters:
-    """Sequences and tokens. ``num_failed`` ended with an error, ``num_cancelled`` were given up by their client;
-    ``num_invalid`` ended for what they ask for, which only a worker could tell: a grammar that cannot be followed.
+    """Counts of sequences and tokens. ``num_failed`` ended with an error; clients cancelled ``num_cancelled``.
+    ``num_invalid`` asked for something that only a worker could find invalid, such as a grammar it cannot follow.
 
     ``num_refused`` were refused when they came because too many were there; they are not in ``num_requests``.
 
@@ -102,7 +102,7 @@ class RouterCounters:
     )
 
     def count_move(self, reason: str | None) -> None:
-        """A sequence left its decode replica, which was told to let it go for a reason, or (None) is being drained."""
+        """Count a sequence that left its decode replica by an order with a reason, or (None) because of a drain."""
         if reason is None:
             self.num_drain_moves += 1
         else:
@@ -110,12 +110,12 @@ class RouterCounters:
             setattr(self, name, getattr(self, name) + 1)
 
     def note_placed(self, reason: Reason | None) -> None:
-        """A sequence went to its workers for this reason; None: it followed another one."""
+        """Count a sequence that was placed for this reason; None: it followed another one."""
         name = f"num_placed_{reason or Reason.LEADER}"
         setattr(self, name, getattr(self, name) + 1)
 
     def mean_output_tokens(self) -> float:
-        """Tokens of the sequences that finished, on average."""
+        """Mean output tokens of finished sequences."""
         return self.num_generated_tokens / self.num_finished if self.num_finished else TYPICAL_OUTPUT_TOKENS
 
     def plus(self, other: RouterCounters) -> RouterCounters:

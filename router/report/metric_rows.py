@@ -1,4 +1,4 @@
-"""Metrics on their way to Prometheus: plain data that passes between routers, and is written out by one of them."""
+"""Metrics as plain data, which routers exchange, and one of them renders for Prometheus."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.versions import across_versions
 
 
 class Distribution:
-    """How many values were at most each bound, and their sum. Cheap enough for every token: one bisection."""
+    """A histogram: counts of values up to each bound, and their sum. Cheap enough for every token: one bisection."""
 
     __slots__ = ("_bounds", "_counts", "total")
 
@@ -27,13 +27,13 @@ class Distribution:
         self.total = 0.0
 
     def observe(self, value: float, num_times: int = 1) -> None:
-        """Take in a value, or the same value several times."""
+        """Add a value, once or several times."""
         self._counts[bisect_left(self._bounds, value)] += num_times
         self.total += value * num_times
 
     @property
     def num_values(self) -> int:
-        """How many values there were."""
+        """Number of values."""
         return sum(self._counts)
 
     def cumulative(self) -> list[tuple[str, int]]:
@@ -53,7 +53,7 @@ Labels: TypeAlias = tuple[tuple[str, str], ...]
 class MetricRow(NamedTuple):
     """One number of a family. ``suffix`` is what follows the family's name: ``_total``, ``_bucket``, ``_sum``, ...
 
-    It stays these three things: routers of another version read it by position.
+    Its three fields must not change, because routers of another version read them by position.
     """
 
     suffix: str
@@ -83,13 +83,13 @@ class MetricFamily:
 
 
 def counter(name: str, text: str, values: Mapping[Labels, float]) -> MetricFamily:
-    """Numbers that only grow."""
+    """A family of counters, which only grow."""
     rows = tuple(MetricRow("_total", labels, value) for labels, value in values.items())
     return MetricFamily(name=name, kind="counter", text=text, rows=rows)
 
 
 def gauge(name: str, text: str, values: Mapping[Labels, float]) -> MetricFamily:
-    """Numbers of now."""
+    """A family of current values."""
     rows = tuple(MetricRow("", labels, value) for labels, value in values.items())
     return MetricFamily(name=name, kind="gauge", text=text, rows=rows)
 
@@ -102,7 +102,7 @@ def histogram(name: str, text: str, distribution: Distribution) -> MetricFamily:
 
 
 def render(families: Iterable[MetricFamily]) -> bytes:
-    """The text that Prometheus reads. Families of one name become one, as the format demands."""
+    """The text that Prometheus reads. Families of the same name are merged, as the format requires."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(families))
     text: bytes = generate_latest(registry)
@@ -114,7 +114,7 @@ class _Families(Collector):
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """As prometheus_client wants them."""
+        """The families as prometheus_client's metrics."""
         metrics: dict[str, Metric] = {}
         for family in self._families:
             metric = metrics.setdefault(family.name, Metric(family.name, family.text, family.kind))

@@ -1,4 +1,4 @@
-"""What one router measures: requests, tokens, and how long each part of a request took."""
+"""One router's metrics: requests, tokens, and how long each part of a request takes."""
 
 from __future__ import annotations
 
@@ -51,41 +51,41 @@ class RouterMetrics:
         self._itl = self._distributions["inter_token_latency_seconds"]
 
     def watch(self, *, in_progress: Callable[[], float], waiting: Callable[[], float]) -> None:
-        """Read these numbers whenever Prometheus asks."""
+        """Read these gauges whenever Prometheus asks."""
         self._gauges = [
             ("baton:router_requests_in_progress", "Sequences accepted and not ended.", in_progress),
             ("baton:router_requests_waiting", "Sequences that wait for room on a decode replica.", waiting),
         ]
 
     def first_tokens(self, seconds: float, *, num_prompt_tokens: int, num_tokens: int) -> None:
-        """A sequence's first token came, perhaps with more."""
+        """Note a sequence's first token, and any that came with it."""
         self._distributions["time_to_first_token_seconds"].observe(seconds)
         self._num_prompt_tokens += num_prompt_tokens
         self._num_generation_tokens += num_tokens
 
     def more_tokens(self, seconds: float, *, num_tokens: int) -> None:
-        """So many more tokens came, ``seconds`` after the ones before."""
+        """Note ``num_tokens`` more tokens, ``seconds`` after the ones before."""
         self._itl.observe(seconds / num_tokens, num_tokens)
         self._num_generation_tokens += num_tokens
 
     def first_token_of(self, promise: Promise, seconds: float | None) -> None:
-        """A sequence's first token came, so long after its acceptance; None: it failed before."""
+        """Compare a sequence's time to first token with its promise; None: it failed before."""
         if promise.ttft_ms is not None:
             self._counters.num_ttft_promises += 1
             self._counters.num_ttft_kept += seconds is not None and seconds * 1e3 <= promise.ttft_ms
 
     def gaps_of(self, promise: Promise, seconds: float) -> None:
-        """A sequence ended well, with so much between two of its tokens on average."""
+        """Compare the mean gap between tokens of a sequence that ended well with its promise."""
         if promise.itl_ms is not None:
             self._counters.num_itl_promises += 1
             self._counters.num_itl_kept += seconds * 1e3 <= promise.itl_ms
 
     def ended(self, reason: str) -> None:
-        """A sequence ended with ``stop`` or ``length``, with an ``error``, or its client left: ``abort``."""
+        """Count an end of a sequence: ``stop``, ``length``, ``error``, or ``abort`` if its client left."""
         self._finishes[reason] += 1
 
     def finished(self, times: Milestones, *, num_prompt_tokens: int, num_output_tokens: int, max_tokens: int) -> None:
-        """A sequence ended well: what its parts took."""
+        """Note how long each part of a sequence that ended well took."""
         now_s = time.perf_counter()
         observe = {
             "e2e_request_latency_seconds": now_s - times.accepted_s,
@@ -106,11 +106,11 @@ class RouterMetrics:
             self._distributions[name].observe(value)
 
     def answered(self, path: str, method: str, code: int) -> None:
-        """An HTTP request was answered."""
+        """Count an answered HTTP request."""
         self._answers[path, method, str(code)] += 1
 
     def _counted(self) -> list[MetricFamily]:
-        """The counters; those of one name are one family."""
+        """The counters; those of the same name form one family."""
         texts: dict[str, str] = {}
         values: dict[str, dict[Labels, float]] = {}
         for name, told in ROUTER_COUNTERS.items():
@@ -120,7 +120,7 @@ class RouterMetrics:
         return [counter(f"baton:{metric}", texts[metric], rows) for metric, rows in values.items()]
 
     def families(self) -> tuple[MetricFamily, ...]:
-        """All of it, without the label that says which router this is."""
+        """All metrics, without the label that names the router."""
         answers: dict[Labels, float] = {
             (("path", path), ("method", method), ("code", code)): number
             for (path, method, code), number in self._answers.items()

@@ -1,4 +1,4 @@
-"""When a request passed from one part of its life to the next."""
+"""The times at which a request passed from one phase to the next."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, kw_only=True)
 class Milestones:
-    """Times by ``time.perf_counter``, written as they pass; None for what has not happened.
+    """Times by ``time.perf_counter``, set as they happen; None for what has not happened.
 
     ``engine_queue_s`` is how long the first engine let the request wait, by its own clock.
     """
@@ -20,7 +20,7 @@ class Milestones:
     engine_queue_s: float = 0.0
 
     def enter(self, stage: str) -> None:
-        """The request leaves admission, or a prefill replica is done with it."""
+        """Note that the request leaves admission, or that a prefill replica has finished with it."""
         now_s = time.perf_counter()
         if self.admitted_s is None:
             self.admitted_s = now_s
@@ -29,11 +29,11 @@ class Milestones:
 
     @property
     def wants_tokens(self) -> bool:
-        """True until the first two times of tokens are there: the others do not count."""
+        """True until the times of the first two tokens are known; later ones are not recorded."""
         return len(self.tokens_s) < 2
 
     def token(self, queue_s: float | None) -> None:
-        """Tokens came. Only the first two times count."""
+        """Note that tokens came. Only the first two times are recorded."""
         if len(self.tokens_s) < 2:
             self.tokens_s.append(time.perf_counter())
             if len(self.tokens_s) == 1 and queue_s is not None:
@@ -41,18 +41,18 @@ class Milestones:
 
     @property
     def first_token_s(self) -> float:
-        """When the first token came."""
+        """Time of the first token; before it, the time of acceptance."""
         return self.tokens_s[0] if self.tokens_s else self.accepted_s
 
     @property
     def queue_s(self) -> float:
-        """Seconds that the request waited: here for room, and there to be computed."""
+        """Seconds that the request waited: at the router for room, and at the engine to be computed."""
         admitted_s = self.first_token_s if self.admitted_s is None else self.admitted_s
         return admitted_s - self.accepted_s + self.engine_queue_s
 
     @property
     def prefill_s(self) -> float:
-        """Seconds from there to the first token."""
+        """Seconds from the end of these waits to the first token."""
         return max(self.first_token_s - self.accepted_s - self.queue_s, 0.0)
 
     @property

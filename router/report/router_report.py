@@ -1,4 +1,4 @@
-"""What one router tells another of itself, and what each remembers of all: any of them can answer for the whole."""
+"""The reports that routers exchange, and what each keeps of all, so that any router can answer for the cluster."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from router.trace.origin import Viewer
 RouterState: TypeAlias = Literal["running", "unreachable", "departed"]
 
 MAX_DEPARTED = 64
-"""So many routers that are gone are told of by name."""
+"""How many departed routers are reported one by one."""
 
 _MAX_FORGOTTEN_NAMES = 256
-"""Of those before them so many names are known, so that another router that still tells of one adds nothing."""
+"""How many earlier ones are kept by name only, so that they are not added again when another router reports them."""
 
 
 @across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgottenRouters:
-    """What routers counted that are gone for long, in sum, and the names of the last of them."""
+    """The summed counters of routers that departed long ago, and the names of the last of them."""
 
     counters: RouterCounters = field(default_factory=RouterCounters)
     names: tuple[str, ...] = ()
 
     def with_more(self, reports: Sequence[RouterReport]) -> ForgottenRouters:
-        """These, too."""
+        """The same with these reports added."""
         counters = self.counters
         for report in reports:
             counters = counters.plus(report.counters)
@@ -48,7 +48,7 @@ class ForgottenRouters:
 @across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaningNote:
-    """A worker's leaning that was changed, why, and when, in seconds since 1970."""
+    """A change of a worker's leaning, why, and when, in seconds since 1970."""
 
     replica_id: str
     leaning: str
@@ -59,7 +59,7 @@ class LeaningNote:
 @across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingNote:
-    """A pool that is to have another number of workers, why, and since when, in seconds since 1970."""
+    """A change of a pool's wanted number of workers, why, and when, in seconds since 1970."""
 
     role: str
     wanted: int
@@ -73,14 +73,14 @@ class ScalingNote:
 class RouterReport:
     """One router at one moment. ``number`` grows with each report of the same router.
 
-    ``departed`` are the workers, by role, that this router saw and that are gone, ``forgotten`` those before them;
-    ``gone`` are the last reports of routers that are gone, ``forgotten_routers`` those before them, so that those who
-    come later know of them too.
+    ``departed`` are the departed workers that this router saw, by role, and ``forgotten`` the sums of those before
+    them. ``gone`` are the last reports of departed routers, and ``forgotten_routers`` the sums of those before them.
+    So routers that start later learn of all of them.
     ``leaning_change`` is the last one that this router ordered. ``held_leanings`` are the workers whose leaning an
-    operator chose, and until when that stands, in seconds since 1970. ``arrivals`` are its last requests, where pools
-    follow the promises, and ``scaling`` the last changes of their sizes that it ordered, oldest first.
+    operator ordered, and until when, in seconds since 1970. If pools follow the promises, ``arrivals`` are this
+    router's recent requests, and ``scaling`` the last changes of pools' sizes that it ordered, oldest first.
 
-    Routers of two versions tell each other of themselves during an update (``engine.versions``).
+    During an update routers of two versions exchange reports (``engine.versions``).
     """
 
     router_id: str
@@ -104,24 +104,24 @@ class RouterReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRouter:
-    """A router as it was last heard of, and whether it is there."""
+    """The last report of a router, and whether the router is alive."""
 
     report: RouterReport
     state: RouterState
 
 
 class RouterPeers(ResponsePeers, TracePeers, Protocol):
-    """The other routers of the cluster. Their ids are those that they call themselves."""
+    """How to reach the other routers of the cluster. Ids are the ones that they give themselves."""
 
     async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
-        """Ask one.
+        """Ask one router for its report.
 
         Raises:
             WorkerUnavailableError: It is gone, or does not answer in time.
         """
 
     async def farewell(self, router_id: str, report: RouterReport, *, timeout_s: float) -> None:
-        """Leave one the last word of this router.
+        """Send one router the last report of this router.
 
         Raises:
             WorkerUnavailableError: It is gone, or does not answer in time.
@@ -129,10 +129,10 @@ class RouterPeers(ResponsePeers, TracePeers, Protocol):
 
 
 class NoPeers:
-    """A router that is alone."""
+    """The peers of a router that is alone: there are none."""
 
     def peer_ids(self) -> Sequence[str]:
-        """Nobody."""
+        """No ids."""
         return ()
 
     async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
@@ -159,7 +159,7 @@ class NoPeers:
 
 
 class RouterBoard:
-    """The newest report of each other router; of those that are gone, the last, and of those before them the sum."""
+    """The newest report of each other router, the last report of departed ones, and the sum of those before them."""
 
     def __init__(self, peers: RouterPeers, *, own_id: str) -> None:
         self._peers = peers
@@ -167,20 +167,20 @@ class RouterBoard:
         self._known: dict[str, KnownRouter] = {}
         self._num_begun = 0
         self._newest = 0
-        """What was asked before this is old: somebody has said by now who is there."""
+        """The number of the newest question answered; answers to earlier questions are outdated."""
         self.forgotten = ForgottenRouters()
 
     @property
     def others(self) -> tuple[KnownRouter, ...]:
-        """All that were ever heard of, as of the last ``refresh``."""
+        """All other routers that are known, as of the last ``refresh``."""
         return tuple(self._known.values())
 
     def gone(self) -> tuple[RouterReport, ...]:
-        """The last reports of those that are gone."""
+        """The last reports of departed routers."""
         return tuple(known.report for known in self._known.values() if known.state == "departed")
 
     def note_farewell(self, report: RouterReport) -> None:
-        """Remember the last word of a router that ends."""
+        """Keep the last report of a router that ends."""
         self._learn_forgotten([report])
         if report.router_id in self.forgotten.names:
             return
@@ -189,7 +189,7 @@ class RouterBoard:
         self._known[report.router_id] = _departed(self._known[report.router_id])
 
     async def farewell(self, report: RouterReport, *, timeout_s: float) -> None:
-        """Leave the last word of this router with all others that can be reached in time."""
+        """Send the last report of this router to all others that can be reached in time."""
         await asyncio.gather(*(self._tell(router_id, report, timeout_s) for router_id in self._peers.peer_ids()))
 
     async def _tell(self, router_id: str, report: RouterReport, timeout_s: float) -> None:
@@ -198,10 +198,10 @@ class RouterBoard:
                 await self._peers.farewell(router_id, report, timeout_s=timeout_s)
 
     async def refresh(self, *, timeout_s: float) -> tuple[KnownRouter, ...]:
-        """Ask all of them at once, none for longer than ``timeout_s``.
+        """Ask all other routers concurrently, each for at most ``timeout_s``.
 
-        Answers that come behind those to a later question, or behind a last word, tell nothing: a router that went
-        meanwhile would be there again.
+        Answers that arrive after those to a later question, or after a router's last report, are dropped: they could
+        bring back a router that has departed meanwhile.
         """
         self._num_begun += 1
         number, router_ids = self._num_begun, self._peers.peer_ids()
@@ -242,8 +242,8 @@ class RouterBoard:
         self._known[report.router_id] = KnownRouter(report=replace(newest, gone=()), state="running")
 
     def _learn_forgotten(self, reports: Sequence[RouterReport]) -> None:
-        """Take what others have forgotten where nothing is forgotten here, such as at a router that has just come: two
-        sums cannot be told apart."""
+        """Take over the forgotten routers of others, but only if this router has none itself, for example if it is new:
+        two sums may overlap, and nobody could tell."""
         if self.forgotten.names:
             return
         self.forgotten = max(
@@ -253,7 +253,7 @@ class RouterBoard:
             self._known.pop(router_id, None)
 
     def _forget_oldest(self) -> None:
-        """Those that began first go, so that all routers remember the same ones and no total swings between them."""
+        """Forget the routers that started first, so that all routers forget the same ones, and totals agree."""
         departed = [known.report for known in self._known.values() if known.state == "departed"]
         departed.sort(key=lambda report: (report.created_s, report.router_id))
         oldest = departed[:-MAX_DEPARTED]
@@ -263,7 +263,7 @@ class RouterBoard:
 
 
 def _departed(known: KnownRouter) -> KnownRouter:
-    """The last word of a router that is gone, without whom it knew: whoever heard it knows them by now."""
+    """The last report of a departed router, without what it knew of others, which has been learned from it."""
     report = replace(
         known.report, departed={}, forgotten={}, forgotten_routers=ForgottenRouters(), arrivals=NO_ARRIVALS
     )

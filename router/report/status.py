@@ -1,4 +1,4 @@
-"""The JSON of /status: every replica asked now, and the totals."""
+"""The JSON of /status: current answers of every replica, and the totals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from router.report.router_report import KnownRouter
 _ROUTER_TOTALS = {told.total: name for name, told in ROUTER_COUNTERS.items() if told.total}
 
 WORKER_TOTALS = {told.total: name for name, told in WORKER_COUNTERS.items() if told.total}
-"""Totals of what workers count, and the names of their counters."""
+"""The names of totals, and the workers' counters that they sum."""
 
 
 async def cluster_status(
@@ -29,10 +29,10 @@ async def cluster_status(
     pools: Iterable[RoleReplicas],
     timeout_s: float,
 ) -> dict[str, object]:
-    """Ask every replica at once, none for longer than ``timeout_s``. The first of ``routers`` is the one that answers.
+    """Ask all replicas concurrently, each for at most ``timeout_s``. The first of ``routers`` is the one that answers.
 
-    The totals are those of all routers and of all workers, the departed included, and the routers before them, which
-    counted what is ``forgotten``.
+    The totals cover all routers and workers, including departed ones, and earlier routers, whose sums are
+    ``forgotten``.
     """
     rows: dict[str, list[dict[str, object]]] = {}
     sums: Counter[str] = Counter()
@@ -51,7 +51,7 @@ async def cluster_status(
 
 
 def by_name(pool: RoleReplicas) -> list[Replica]:
-    """The replicas of a pool in the order of their names."""
+    """The replicas of a pool, sorted by name."""
     return sorted(pool.replicas, key=lambda replica: replica.replica_id)
 
 

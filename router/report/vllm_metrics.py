@@ -1,7 +1,7 @@
-"""The same measurements under the names that vLLM's server exports, for dashboards made for it.
+"""Exports the metrics under the names of vLLM's server, for dashboards made for it.
 
 Names and units are vLLM's; ``engine`` is the id of a worker, or of a router for what only routers see. Sums over
-engines are right; what vLLM measures and Baton does not is missing rather than made up.
+engines are right; metrics that vLLM has and Baton does not measure are left out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WORKER_COUNTERS = {name: told.vllm for name, told in WORKER_COUNTERS.items() if
 def vllm_families(
     routers: Iterable[RouterReport], pools: Sequence[RoleReplicas], *, model_name: str
 ) -> list[MetricFamily]:
-    """All that vLLM's dashboards ask for and Baton knows."""
+    """The metrics that vLLM's dashboards use and Baton measures."""
     families = [
         _as_vllm(family, name, model_name=model_name, engine=router.router_id)
         for router in routers

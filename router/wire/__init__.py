@@ -1,1 +1,1 @@
-"""The links to the workers: requests on their way there, tokens on their way back."""
+"""The links to the workers: they carry requests to workers, and tokens back."""

@@ -1,4 +1,4 @@
-"""Aborts on their way to the workers: sent in the background, joined per replica, never lost to a cancelled caller."""
+"""Sends aborts to workers: in the background, batched per replica, and never lost when a caller is cancelled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 
 class AbortSender:
-    """Sends aborts to the replicas of one pool. All requests given up at about the same time share one call."""
+    """Sends aborts to the replicas of one pool. Requests that are cancelled at about the same time share one call."""
 
     def __init__(self, workers: WorkerPool, *, timeout_s: float) -> None:
         self._workers = workers
@@ -21,14 +21,14 @@ class AbortSender:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def abort(self, replica_id: str, request_id: str) -> None:
-        """End a request on a replica, some time soon. Unknown ids are ignored there."""
+        """Have a request ended on a replica, soon. The replica ignores unknown ids."""
         self._waiting.setdefault(replica_id, set()).add(request_id)
         if replica_id not in self._tasks:
-            # In a context of its own: it sends for many requests, and not for the one that begins.
+            # In a context of its own: the task sends for many requests, not just for the one that starts it.
             self._tasks[replica_id] = asyncio.create_task(self._send(replica_id), context=contextvars.Context())
 
     async def flush(self) -> None:
-        """Wait until everything that was asked for is sent, or has failed."""
+        """Wait until all aborts so far are sent, or have failed."""
         while self._tasks:
             await asyncio.gather(*tuple(self._tasks.values()), return_exceptions=True)
 

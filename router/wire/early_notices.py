@@ -1,4 +1,4 @@
-"""Tells decode replicas which prompts are being computed for them, so that they read along (streamed hand-over)."""
+"""Tells decode replicas which prompts are being computed for them, so that they load the KV early."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 @dataclass(slots=True, eq=False)
 class _Notice:
-    """One notice. ``is_sent``: the replica may hold something for it. ``is_void``: it is not to be sent any more.
+    """One notice. ``is_sent``: the replica may hold KV for it. ``is_void``: it must not be sent any more.
 
-    ``is_withdrawn``: the request will not come, so that what the replica holds is to be freed.
+    ``is_withdrawn``: the request will not come, so the replica must free what it holds.
     """
 
     replica_id: str
@@ -29,10 +29,10 @@ class _Notice:
 
 
 class EarlyNotices:
-    """Notices of requests that are to come, by request id.
+    """Notices of coming requests, by request id.
 
-    A notice is worth a try and no more: whatever goes wrong with it, the request is served as if there had been none.
-    It ends when the request itself goes to the same replica, or by ``withdraw``, which frees what the replica holds.
+    Notices are best effort: if anything goes wrong with one, the request is served as if there had been none. A notice
+    ends when the request itself goes to the same replica, or by ``withdraw``, which frees what the replica holds.
     """
 
     def __init__(self, streams: OutputStreams, submissions: Submissions, aborts: AbortSender) -> None:
@@ -43,7 +43,7 @@ class EarlyNotices:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def give(self, replica_id: str, request: GenerateRequest) -> None:
-        """Announce a request, in the background; a newer notice of the same request replaces the older one there."""
+        """Announce a request in the background; a newer notice of the same request replaces the older one."""
         older = self._notices.get(request.request_id)
         if older is not None:
             older.is_void = True
@@ -53,14 +53,14 @@ class EarlyNotices:
         task.add_done_callback(self._tasks.discard)
 
     def supersede(self, request_id: str, replica_id: str) -> None:
-        """The request itself goes there now, and is aborted there if it must be: the notice is history."""
+        """End the notice, because the request itself goes to that replica now, and would be aborted there."""
         notice = self._notices.get(request_id)
         if notice is not None and notice.replica_id == replica_id:
             notice.is_void = True
             del self._notices[request_id]
 
     def withdraw(self, request_id: str) -> None:
-        """The request ended; a replica that it did not go to in the end frees what it held. Idempotent."""
+        """The request ended: a replica with a notice that it did not go to frees what it holds. Idempotent."""
         notice = self._notices.pop(request_id, None)
         if notice is None:
             return
@@ -88,5 +88,5 @@ class EarlyNotices:
         except WorkerError as error:
             logger.debug("notice not given: request_id=%s: %s", request_id, error)
         notice.is_sent = True
-        if notice.is_withdrawn:  # while it was on its way: an abort sent then could have overtaken it
+        if notice.is_withdrawn:  # withdrawn while being sent: an abort at that time could have overtaken the notice
             self._aborts.abort(replica_id, request_id)

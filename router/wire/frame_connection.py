@@ -1,4 +1,4 @@
-"""A worker's end of a connection to a router: frames can be sent by any thread, and none ever waits for the reader."""
+"""A worker's end of a connection to a router: any thread can send frames, and sending never blocks on the reader."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _READ_BYTES = 1 << 18
 class FrameConnection:
     """Everything but :meth:`send` and :attr:`is_behind` belongs to the event loop that made it.
 
-    What the system does not take at once waits here, and the loop sends it when the reader has read: whoever has much
-    to say looks at :attr:`is_behind` first, or awaits :meth:`drained`.
+    Bytes that the socket does not take at once are buffered here, and the loop sends them once the reader has read. For
+    back-pressure, senders of much data check :attr:`is_behind` first, or await :meth:`drained`.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -31,15 +31,15 @@ class FrameConnection:
         self._on_call: Callable[[int, bytes], None] | None = None
         self._caught_up: list[asyncio.Future[None]] = []
         self.ended: asyncio.Future[None] = self._loop.create_future()
-        """Done when the reader left, or the connection broke."""
+        """Done when the reader has left, or the connection broke."""
 
     @property
     def is_behind(self) -> bool:
-        """True while the reader has not taken everything."""
+        """True while bytes are still buffered."""
         return bool(self._backlog)
 
     def send(self, frame: bytes, number: int = STREAM) -> None:
-        """Send a frame, behind all others; nothing once the connection has ended. From any thread."""
+        """Send a frame, after all others; does nothing once the connection has ended. From any thread."""
         data = framed(frame, number)
         with self._lock:
             if not self._is_open:
@@ -53,19 +53,19 @@ class FrameConnection:
             self._backlog += data
 
     def start(self, on_call: Callable[[int, bytes], None]) -> None:
-        """Pass on what the router asks, by the number of the call, and notice when it leaves."""
+        """Begin to read: pass the router's calls, by number, to ``on_call``, and notice when the router leaves."""
         self._on_call = on_call
         self._loop.add_reader(self._socket, self._read_some)
 
     async def drained(self) -> None:
-        """Return when nothing waits here, or nobody is there any more."""
+        """Wait until nothing is buffered, or the connection has ended."""
         while self._backlog:
             waiter = self._loop.create_future()
             self._caught_up.append(waiter)
             await waiter
 
     def close(self) -> None:
-        """Close the connection at once; what the system has taken still arrives. Idempotent."""
+        """Close the connection at once; bytes that the socket has taken still arrive. Idempotent."""
         with self._lock:
             if not self._is_open:
                 return
@@ -78,7 +78,7 @@ class FrameConnection:
         self._end()
 
     def _send_some(self, data: bytes | bytearray) -> int:
-        """How many bytes the system took. A connection that broke takes nothing, which its reader's side notices."""
+        """Return how many bytes the socket took: none if the connection broke, which the read side notices."""
         try:
             return self._socket.send(data)
         except BlockingIOError:
@@ -88,7 +88,7 @@ class FrameConnection:
             return 0
 
     def _tell_loop(self, function: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is gone, and the process about to be
+        with contextlib.suppress(RuntimeError):  # the loop has closed, and the process is about to end
             self._loop.call_soon_threadsafe(function)
 
     def _write_on(self) -> None:

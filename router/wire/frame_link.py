@@ -1,4 +1,4 @@
-"""A router's side of its connection to a worker of the same host: the worker's frames, and calls that it answers."""
+"""A router's end of a connection to a worker on the same host: it reads the worker's frames, and makes calls."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from router.wire.frame_server import FrameOffer
 from router.wire.frames import LINK_VERSION, MAX_CALL_NUMBER, STREAM, FrameParser, FrameTooLongError, framed
 
 MAX_WAITING_BYTES: Final = 1 << 20
-"""A reader that is further behind lets its worker wait."""
+"""Back-pressure: beyond this backlog the router stops reading, so that the worker waits."""
 
 
 class LinkBrokenError(Exception):
-    """The connection ended before the call was answered: nobody knows whether it was done."""
+    """The connection ended before the call was answered: whether it was carried out is unknown."""
 
 
 async def open_link(offer: FrameOffer) -> FrameLink | None:
-    """The connection that was offered; None where the worker's socket is out of reach, or speaks another version."""
+    """Open an offered connection; None if the worker's socket cannot be reached, or has another protocol version."""
     if offer.version != LINK_VERSION:
         return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setblocking(False)
     try:
-        # Such a socket connects at once or not at all. uvloop knows no abstract names.
+        # Such a socket connects at once or not at all. uvloop does not support abstract names.
         connection.connect("\0" + offer.name)
     except OSError:
         connection.close()
@@ -36,7 +36,7 @@ async def open_link(offer: FrameOffer) -> FrameLink | None:
 
 
 class FrameLink(asyncio.Protocol):
-    """Iterate over it for the worker's frames, until either side ends the connection; one reader at a time."""
+    """Iterates over the worker's frames until either side ends the connection; one reader at a time."""
 
     def __init__(self) -> None:
         self._waiting: deque[bytes] = deque()
@@ -50,10 +50,10 @@ class FrameLink(asyncio.Protocol):
         self._is_paused = False
 
     async def call(self, frame: bytes) -> bytes:
-        """The worker's answer. It is sent once, at once, behind the calls before it.
+        """Make a call, and return the worker's answer. The call is sent once, immediately, after earlier calls.
 
         Raises:
-            LinkBrokenError: There is no answer, and will be none.
+            LinkBrokenError: The connection ended, so there will be no answer.
         """
         if self._has_ended or self._transport is None:
             raise LinkBrokenError("the connection to the worker has ended")
@@ -86,17 +86,17 @@ class FrameLink(asyncio.Protocol):
         return frame
 
     async def aclose(self) -> None:
-        """End the connection: the worker gives up what it does for us. Idempotent."""
+        """End the connection: the worker aborts what it does for this router. Idempotent."""
         self._end()
 
     # ---- what the event loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is there."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        """The connection is established."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not derive from it
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came, cut wherever they like."""
+        """Bytes arrived, in chunks that need not be whole frames."""
         try:
             frames = self._parser.feed(data)
         except FrameTooLongError:

@@ -1,12 +1,12 @@
-"""A worker's side of its connections to the routers of the same host: tokens and calls without Ray on their way.
+"""A worker's side of its connections to routers on the same host: tokens and calls that bypass Ray.
 
 An item of a Ray stream costs sender and receiver far more CPU than writing and reading a socket does, whatever its
-size, and a call over Ray takes longer than a short step. The router asks the worker for an offer, by a call over Ray,
-and presents its key at the socket: whoever may call a worker may read from it, and nobody else. The socket has an
-abstract name, so that no file is left behind by a process that was killed. It is Linux's; elsewhere, and between hosts,
-everything goes by Ray.
+size, and a call over Ray takes longer than a short step. The router asks the worker for an offer by a call over Ray,
+and presents the offer's key at the socket: so only callers of a worker can read from it. The socket has an abstract
+name, so a killed process leaves no file behind. Abstract names exist on Linux only; elsewhere, and between hosts,
+everything goes over Ray.
 
-On the socket: the key; then numbered frames (`router/wire/frames.py`). Closing the connection ends the stream.
+Protocol: the key, then numbered frames (`router/wire/frames.py`). Closing the connection ends the stream.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 KEY_BYTES: Final = 16
 KEY_TIMEOUT_S: Final = 10.0
-"""How long an offer stands, and how long whoever connects may take to show its key."""
+"""How long an offer is valid, and how long a client that connects may take to send its key."""
 
 LAST_FRAMES_S: Final = 2.0
-"""How long a server that closes waits for readers to take the last frames."""
+"""How long a closing server waits for readers to take the last frames."""
 
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 64
@@ -41,7 +41,7 @@ _BACKLOG = 64
 
 @dataclass(frozen=True, slots=True)
 class FrameOffer:
-    """Where one connection can be had, once: the socket's abstract name, the key to show there, and what is spoken."""
+    """An offer of one connection: the socket's abstract name, the key to present, and the protocol version."""
 
     name: str
     key: bytes
@@ -49,7 +49,7 @@ class FrameOffer:
 
 
 class FrameServer:
-    """Streams that were offered go to whoever shows their key, and what it asks meanwhile is answered."""
+    """Serves each offered stream to the client that presents its key, and answers that client's calls."""
 
     def __init__(self) -> None:
         self._offers: dict[bytes, _Session] = {}
@@ -58,7 +58,7 @@ class FrameServer:
         self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen; does nothing where the system has no such sockets."""
+        """Listen; does nothing if the system has no abstract sockets."""
         if sys.platform != "linux":
             return
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -69,10 +69,11 @@ class FrameServer:
         asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def offer(self, write: Write, answer: Answer) -> FrameOffer | None:
-        """Let somebody fetch what ``write`` sends and call ``answer``, within ``KEY_TIMEOUT_S``; None where nobody can.
+        """Offer a connection on which ``write`` sends and ``answer`` takes calls. It must be opened within
+        ``KEY_TIMEOUT_S``. None if the server does not listen.
 
-        The stream ends with ``write``, which is cancelled when the reader leaves. Calls are begun in the order in which
-        they came; each is answered when it is done.
+        The stream ends when ``write`` returns; ``write`` is cancelled when the reader leaves. Calls begin in order of
+        arrival; each is answered when it is done.
         """
         if self._listener is None:
             return None
@@ -82,7 +83,7 @@ class FrameServer:
         return FrameOffer(self._name, key)
 
     async def close(self) -> None:
-        """Stop listening, wait until the streams that have ended are sent, and cut off what goes on. Idempotent."""
+        """Stop listening, wait until ended streams are sent, and cut off all others. Idempotent."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
@@ -97,7 +98,7 @@ class FrameServer:
         try:
             connection, _ = listener.accept()
         except OSError:
-            return  # whoever it was has gone
+            return  # the client has gone already
         task = asyncio.get_running_loop().create_task(self._serve(connection))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
@@ -110,7 +111,7 @@ class FrameServer:
             try:
                 session = self._offers.pop(await _read_key(connection), None)
             except (OSError, EOFError, TimeoutError):
-                return  # the reader is gone, or never was one
+                return  # the client has left, or had no valid key
             if session is not None:
                 await session.run(FrameConnection(connection))
 
@@ -120,7 +121,7 @@ Answer = Callable[[bytes], Awaitable[bytes]]
 
 
 class _Session:
-    """What goes over one connection."""
+    """One served connection."""
 
     def __init__(self, write: Write, answer: Answer) -> None:
         self._write = write
@@ -128,7 +129,7 @@ class _Session:
         self._answering: set[asyncio.Task[None]] = set()
 
     async def run(self, connection: FrameConnection) -> None:
-        """Send frames until they end, or the reader leaves; answer calls meanwhile, and those that came before."""
+        """Send frames until they end or the reader leaves, and answer calls, including those that came before."""
         connection.start(partial(self._begin_answer, connection))
         sending = asyncio.ensure_future(self._send_all(connection))
         try:
@@ -141,7 +142,7 @@ class _Session:
             connection.close()
             sending.cancel()
             (failure,) = await asyncio.gather(sending, return_exceptions=True)
-            # What was asked is done, though nobody hears of it any more: what it added has ended with the stream.
+            # Calls are completed though nobody reads the answers: requests that they added ended with the stream.
             await asyncio.gather(*self._answering, return_exceptions=True)
             if isinstance(failure, Exception):
                 logger.warning("a stream of frames ended early: %s: %s", type(failure).__name__, failure)

@@ -1,6 +1,6 @@
-"""How frames stand on a socket: the length, the number of the call that it belongs to, and the bytes.
+"""The format of frames on a socket: the length, the number of the call that the frame belongs to, and the bytes.
 
-Number 0 is the worker's stream. A frame with another number goes to a worker as a call, and comes back as its answer.
+Number 0 is the worker's stream. Any other number marks a call to a worker, and the answer with the same number.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ _HEADER = struct.Struct("<II")
 
 
 class FrameTooLongError(Exception):
-    """What came is no frame, or one that nobody means."""
+    """The data is no frame, or the frame is longer than any valid one."""
 
 
 def framed(frame: bytes, number: int = STREAM) -> bytes:
-    """A frame as it stands on the socket."""
+    """A frame with its header, as it is written to the socket."""
     return _HEADER.pack(len(frame), number) + frame
 
 
 class FrameParser:
-    """Turns bytes, cut wherever they like, into numbered frames."""
+    """Parses numbered frames from bytes that arrive in arbitrary chunks."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The frames that are whole now.
+        """The frames that are complete now.
 
         Raises:
-            FrameTooLongError: One claims to be longer than any is.
+            FrameTooLongError: A frame claims to be longer than any valid one.
         """
         rest, size = self._rest, _HEADER.size
-        if not rest and len(data) >= size:  # most often one frame comes at a time, and as a whole
+        if not rest and len(data) >= size:  # fast path: most often exactly one whole frame arrives
             length, number = _HEADER.unpack_from(data)
             if length + size == len(data) and length <= MAX_FRAME_BYTES:
                 return [(number, data[size:])]

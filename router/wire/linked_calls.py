@@ -1,5 +1,5 @@
-"""Requests, aborts and orders to move over the connection that brings a replica's tokens, with a Ray call's errors, and
-what keeps an eye on all connections."""
+"""Sends requests, aborts and orders to move over the connection that brings a replica's tokens, with the errors of Ray
+calls; and makes the links to all workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from router.wire.worker_link import WorkerLink
 def make_links(
     workers: Mapping[str, WorkerPool], *, settings: RouterSettings, clock: Callable[[], float]
 ) -> Mapping[str, WorkerLink]:
-    """The links by role, to the workers that were started with each."""
+    """The links by role, each to the workers that were started with that role."""
 
     def link(roles: Sequence[Role], workers: WorkerPool) -> WorkerLink:
         role, *others = roles
@@ -43,7 +43,7 @@ def make_links(
 
 
 def role_views(links: Mapping[str, WorkerLink]) -> Sequence[RoleReplicas]:
-    """The replicas by the roles that they were started with, for reports and operators."""
+    """Views of the replicas by the roles that they were started with, for reports and operators."""
     views: list[RoleReplicas] = []
     for role, link in links.items():
         pool, workers = link.pool, link.pool.workers
@@ -54,7 +54,7 @@ def role_views(links: Mapping[str, WorkerLink]) -> Sequence[RoleReplicas]:
 class LinkedCalls:
     """Calls over one connection, which brings the tokens of ``client_id``.
 
-    A call that is not answered may have been done: it is never sent again, here or otherwise.
+    A call without an answer may have been carried out, so it is never sent again, here or by another way.
     """
 
     def __init__(self, replica_id: str, client_id: str, link: FrameLink) -> None:
@@ -63,8 +63,8 @@ class LinkedCalls:
         self._link = link
 
     def packed(self, requests: Sequence[GenerateRequest]) -> bytes | None:
-        """The call that submits these; None if they cannot go here: a request of an earlier connection must not
-        outlive the end of this one, and MessagePack has no form for numbers of more than 64 bits.
+        """The call that submits these requests; None if they cannot go over this connection. A request of an earlier
+        connection cannot, since it must end with that one; nor can integers above 64 bits, which MessagePack lacks.
         """
         if any(request.client_id != self._client_id for request in requests):
             return None

@@ -1,4 +1,4 @@
-"""One request's tokens on their way from a replica's stream to whoever writes the answer."""
+"""The queue of one request's tokens between a replica's stream and the code that writes the answer."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable
 from engine.contract.messages import TokenDelta, joined
 
 WRITE_COST_S = 2e-4
-"""Twice what waking one stream and writing one event costs the router, its server's part included (0.1 ms, measured on
-2 cores): writing takes half of the router's time at most, and leaves the rest to new requests."""
+"""Twice the cost of waking one stream and writing one event, including the HTTP server's part (0.1 ms, measured on 2
+cores). So writing takes at most half of the router's time, and leaves the rest to new requests."""
 
 
 class Pacer:
-    """Spaces the writes of each stream by the time that one write to every stream takes.
+    """Paces writes: between two writes to a stream passes at least the time of one write to every stream.
 
-    Writing more often than that cannot make anybody's tokens come earlier: it only makes the streams wait for each
-    other. With few streams, or engines whose steps take longer, every token is written at once.
+    Writing more often cannot bring any tokens earlier; streams would only wait for each other. With few streams, or
+    with engines whose steps take longer than that, every token is written at once.
     """
 
     def __init__(self, *, max_delay_s: float) -> None:
@@ -28,11 +28,11 @@ class Pacer:
 
     @property
     def interval_s(self) -> float:
-        """Shortest time between two writes to one stream."""
+        """The least time between two writes to one stream."""
         return min(self._max_delay_s, self.num_streams * WRITE_COST_S)
 
     def wake_later(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` with the next round, at most one interval from now."""
+        """Call ``wake`` in the next round, at most one interval from now."""
         self._due.append(wake)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self.interval_s, self._run_round)
@@ -45,10 +45,10 @@ class Pacer:
 
 
 class Mailbox:
-    """Many puts, one taker, one end. Holds at most what one request may generate, so it needs no bound of its own.
+    """A queue with one taker and one end. A request's output limit bounds it, so it needs no bound of its own.
 
-    The taker is woken at the pace that ``pacer`` allows, and at once for the first and the last tokens. With
-    ``joins_deltas`` it then gets what waits as one delta. All calls come from one event loop, whose time it goes by.
+    The taker is woken at the pace of ``pacer``, and at once for the first and the last tokens. With ``joins_deltas`` it
+    gets all waiting deltas as one. All calls must come from one event loop, whose clock is used.
     """
 
     __slots__ = (
@@ -87,8 +87,8 @@ class Mailbox:
                 self._wake_in_time()
 
     def hold(self, *, until_s: float, on_shown: Callable[[], None]) -> None:
-        """What waits is taken with what comes next, or at ``until_s``, or when nothing more comes; then ``on_shown`` is
-        called. Nothing is held after the end."""
+        """Hold back what waits until the next delta comes, until ``until_s``, or until the end; then call ``on_shown``.
+        Does nothing after the end."""
         if not self.is_ended:
             self._hold, self._on_shown = asyncio.get_running_loop().call_at(until_s, self._show), on_shown
 
@@ -101,7 +101,7 @@ class Mailbox:
         self._wake()
 
     def end(self, error: Exception | None = None) -> None:
-        """Nothing comes any more. Only the first call counts."""
+        """End the queue. Only the first call counts."""
         if not self.is_ended:
             self._show()
             self.is_ended = True
@@ -111,7 +111,7 @@ class Mailbox:
             self._wake()
 
     async def take(self) -> list[TokenDelta]:
-        """All that is waiting, at least one; an empty list at the end.
+        """Wait for deltas, and return all of them, at least one; an empty list at the end.
 
         Raises:
             Exception: The error given to ``end``, once everything before it was taken.
@@ -131,7 +131,7 @@ class Mailbox:
         return [joined(items)] if self.joins_deltas and len(items) > 1 else items
 
     def _is_time(self) -> bool:
-        """True when what waits should be taken now: nobody holds it, and the pace allows it, or nothing more comes."""
+        """True if waiting deltas are due: they are not held and the pace allows it, or the queue has ended."""
         if self._hold is not None:
             return False
         if self._pacer is None or self._items[-1].finish_reason is not None:

@@ -1,4 +1,4 @@
-"""One long-lived stream per replica: every step's tokens, fanned out to the requests they belong to."""
+"""One long-lived stream per replica; it fans out every step's tokens to their requests."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 
 class Sink(Protocol):
-    """Whoever waits for one request's tokens."""
+    """The receiver of one request's tokens."""
 
     @property
     def on_told(self) -> Callable[[Told], None]:
-        """Called with what is told of the request, before the tokens that it is about."""
+        """Called with what the worker reports about the request, before the tokens that it concerns."""
 
     def on_delta(self, delta: TokenDelta) -> None:
         """New tokens."""
 
     def on_lost(self, error: WorkerUnavailableError) -> None:
-        """The stream broke; no more tokens come from there."""
+        """The stream broke; it will bring no more tokens."""
 
 
 class OutputStream:
-    """The stream of one replica. ``client_id`` is new with every stream: closing an old one must not end our new
-    requests on the same replica.
+    """The stream of one replica. Every stream has a new ``client_id``, so that closing an old one does not end this
+    router's new requests on the same replica.
     """
 
     def __init__(self, replica_id: str, client_id: str, *, heard_at_s: float) -> None:
@@ -49,7 +49,7 @@ class OutputStream:
         self.error: WorkerUnavailableError | None = None
 
     def attach(self, request_id: str, sink: Sink) -> None:
-        """From now on deliver this request's deltas. Do it before the request is submitted.
+        """Deliver this request's deltas from now on. Call it before the request is submitted.
 
         Raises:
             WorkerUnavailableError: The stream is broken already.
@@ -59,7 +59,7 @@ class OutputStream:
         self.sinks[request_id] = sink
 
     def detach(self, request_id: str) -> None:
-        """Deliver no more; late deltas are counted and dropped."""
+        """Stop delivering a request's deltas; late ones are counted and dropped."""
         self.sinks.pop(request_id, None)
 
     def dispatch(self, message: StepMessage) -> None:
@@ -76,7 +76,7 @@ class OutputStream:
                 sink.on_delta(delta)
 
     def fail(self, error: WorkerUnavailableError) -> None:
-        """Tell everybody that nothing more comes."""
+        """Tell all sinks that the stream is lost."""
         self.error = error
         if not self.connected.done():
             self.connected.set_result(None)
@@ -86,7 +86,7 @@ class OutputStream:
 
 
 class OutputStreams:
-    """All streams of this router. Opens them, keeps the pool's view of the load, and notices those that broke."""
+    """All streams of this router. Opens them, updates the pool's view of the load, and notices broken ones."""
 
     def __init__(
         self,
@@ -106,21 +106,21 @@ class OutputStreams:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def open(self, replica_id: str) -> OutputStream:
-        """The stream of a replica, opened if it is not there."""
+        """The stream of a replica, opened if necessary."""
         stream = self._streams.get(replica_id)
         if stream is None:
             self._num_opened += 1
             stream = OutputStream(replica_id, f"{self._name}-{self._num_opened}", heard_at_s=self._clock())
             self._streams[replica_id] = stream
-            # In a context of its own: it serves many requests, and not the one that happens to open it.
+            # In a context of its own: the task serves many requests, not just the one that opens the stream.
             self._tasks[stream.client_id] = asyncio.create_task(self._read(stream), context=contextvars.Context())
         return stream
 
     async def connect(self, replica_id: str) -> OutputStream:
-        """The stream of a replica, once its first message came: from then on no token can be missed.
+        """Wait for a replica's stream to bring its first message; from then on no token can be missed.
 
         Raises:
-            StreamNotBegunError: It could not be opened, or said nothing in time.
+            StreamNotBegunError: The stream could not be opened, or brought nothing in time.
             WorkerUnavailableError: The replica was gone before.
         """
         stream = self.open(replica_id)
@@ -139,7 +139,7 @@ class OutputStreams:
         return stream
 
     def give_up(self, error: WorkerUnavailableError) -> None:
-        """Tell everybody who waits for a replica that it is lost, and close its stream."""
+        """Tell all requests on a replica that it is lost, and close its stream."""
         stream = self._streams.pop(error.replica_id, None)
         if stream is not None:
             self._pool.note_stream_end(error.replica_id)
@@ -147,7 +147,7 @@ class OutputStreams:
             self._tasks[stream.client_id].cancel()
 
     def give_up_silent(self) -> None:
-        """Give up the streams that said nothing for too long: a worker that lives reports twice a second."""
+        """Give up streams that were silent for too long: a live worker reports twice a second."""
         silence_s = self._settings.stream_silence_timeout_s
         limit_s = self._clock() - silence_s
         for stream in tuple(self._streams.values()):
@@ -209,8 +209,8 @@ class OutputStreams:
                 raise WorkerUnavailableError(replica_id=stream.replica_id, reason=STALLED)
 
     def _ask_for_cache(self, stream: OutputStream) -> None:
-        """Have a replica tell all of its cache anew, beside its tokens: a call that takes long keeps none of them back,
-        nor does it make the stream look silent. There is one at a time; what it brings comes in the stream.
+        """Ask a replica for a snapshot of its whole prefix cache, which comes in the stream. The call runs in a task,
+        so that a slow one neither delays tokens nor makes the stream look silent. There is one such call at a time.
         """
         if stream.asking is None or stream.asking.done():
             stream.asking = asyncio.create_task(self._ask_once(stream), context=contextvars.Context())
@@ -218,5 +218,5 @@ class OutputStreams:
     async def _ask_once(self, stream: OutputStream) -> None:
         try:
             await self._workers.resync_cache(stream.replica_id, stream.client_id)
-        except WorkerError as error:  # a later message asks again; that the replica is gone its stream says
+        except WorkerError as error:  # a later message asks again; if the replica is gone, its stream shows that
             logger.info("a replica does not tell its cache: %s", error)

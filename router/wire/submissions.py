@@ -1,7 +1,7 @@
-"""Requests on their way to replicas: what comes for the same replica at the same time goes in one call.
+"""Submits requests to replicas, and batches those that come for the same replica at the same time.
 
-A call over Ray costs far more than a request in it does: while one is under way, what comes is joined. Where there is a
-connection nothing waits for the answer before it, which the engine gives between two of its steps.
+A call over Ray costs far more than each request in it, so requests that come while a call is under way are batched into
+the next one. Over a connection no call waits for an earlier call's answer, which the engine gives between two steps.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 @dataclass(slots=True)
 class _Lane:
-    """What waits to be sent to one replica."""
+    """The requests that wait to be sent to one replica."""
 
     waiting: list[tuple[GenerateRequest, asyncio.Future[WorkerRefusedError | None]]] = field(default_factory=list)
 
 
 class Submissions:
-    """Submits requests, each replica's in their order. A lane is there until the next request needs a new one."""
+    """Submits requests, in order for each replica. A lane stays until the next request needs a new one."""
 
     def __init__(self, workers: WorkerPool, aborts: AbortSender, *, timeout_s: float) -> None:
         self._workers = workers
@@ -39,14 +39,14 @@ class Submissions:
         """Add a request to a replica's engine.
 
         Returns:
-            The engine's refusal, or None once it accepted; fails with WorkerUnavailableError when the replica is gone
-            or does not answer. Cancelled, it leaves nothing behind: the request is not sent, or aborted once it was.
+            A future of the engine's refusal, or of None if it accepted. It fails with WorkerUnavailableError if the
+            replica is gone or does not answer. If it is cancelled, the request is not sent, or is aborted if it was.
         """
         answer: asyncio.Future[WorkerRefusedError | None] = asyncio.get_running_loop().create_future()
         lane = self._lanes.get(replica_id)
         if lane is None:
             lane = self._lanes[replica_id] = _Lane()
-            # In a context of its own: it sends for many requests, and not for the one that begins.
+            # In a context of its own: the task sends for many requests, not just for the one that starts it.
             task = asyncio.create_task(self._send(replica_id, lane), context=contextvars.Context())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -75,7 +75,7 @@ class Submissions:
                 answer.cancel()
 
     def _end_lane(self, replica_id: str, lane: _Lane) -> None:
-        """What comes from now on does not wait for this one."""
+        """Close a lane: requests from now on do not wait for it."""
         if self._lanes.get(replica_id) is lane:
             del self._lanes[replica_id]
 

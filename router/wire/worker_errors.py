@@ -1,4 +1,4 @@
-"""What workers say when something is wrong, turned into what callers see."""
+"""Translates workers' errors into the errors that callers see."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from router.errors import InvalidRequestError, QueueFullError, RouterError, Work
 from router.pool.workers import WorkerRefusedError
 
 KV_LOST = "kv_lost"
-"""The code of a request that comes back because more of its KV was lost than its decode replica was to compute."""
+"""The code of a request that came back because more of its KV was lost than its decode replica should recompute."""
 
 DRAINING = "draining"
-"""The code of a refusal by a replica that takes no more requests, because it will go."""
+"""The code of a refusal by a replica that is draining."""
 
 ENGINE_DEAD = "engine_dead"
-"""The code of a refusal by a replica whose engine has ended: it serves nobody any more."""
+"""The code of a refusal by a replica whose engine has ended: it serves nothing any more."""
 
 QUEUE_FULL = "queue_full"
-"""The code of a refusal by a replica at which as many requests wait as may."""
+"""The code of a refusal by a replica whose queue is full."""
 
 _ELSEWHERE_CODES = frozenset({QUEUE_FULL, "duplicate_request", DRAINING, ENGINE_DEAD})
 _CALLER_CODES = frozenset(
@@ -34,19 +34,19 @@ _CALLER_CODES = frozenset(
 
 
 def is_retryable(error: WorkerRefusedError) -> bool:
-    """True when the refusal is about that replica at that moment, and not about the request."""
+    """True if the refusal is due to the replica's state at that moment, and not to the request."""
     return error.code in _ELSEWHERE_CODES
 
 
 def is_lost(delta: TokenDelta) -> bool:
-    """True when the engine gave the request up because of its own end, so that another one can go on."""
+    """True if the engine gave the request up because the engine itself ended, so that another one can continue."""
     if delta.finish_reason is FinishReason.ABORT:
         return True
     return delta.error is not None and delta.error.code in _ELSEWHERE_CODES
 
 
 def refusal_error(error: WorkerRefusedError) -> RouterError:
-    """The caller's error for a refusal."""
+    """The error that the caller gets for a refusal."""
     if error.code == QUEUE_FULL:
         return QueueFullError(str(error), retry_after_s=1.0)
     if error.code in _CALLER_CODES:
@@ -58,8 +58,8 @@ def raise_for_error(delta: TokenDelta) -> None:
     """Do nothing unless the engine ended the request with an error.
 
     Raises:
-        InvalidRequestError: It did, for what the request asks for; the code is the engine's.
-        WorkerFailedError: It did for another reason.
+        InvalidRequestError: The request asks for something that cannot be done; the code is the engine's.
+        WorkerFailedError: The engine ended the request for another reason.
     """
     if delta.finish_reason is not FinishReason.ERROR:
         return

@@ -1,4 +1,4 @@
-"""One role's workers as requests meet them: a request is submitted, its tokens come back, or it is given up."""
+"""The link to one role's workers: submits requests, returns their tokens, and aborts requests."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from router.wire.output_streams import OutputStreams
 from router.wire.submissions import Submissions
 
 FIRST_STREAMS_S = 2.0
-"""A stream that takes longer to begin does not keep a router from starting."""
+"""How long a starting router waits for streams to begin."""
 
 
 class Run:
-    """One request on one replica: the sink of its deltas. ``ended`` holds the last one, or why none came."""
+    """One request on one replica: the sink of its deltas. ``ended`` gets the last delta, or the error."""
 
     __slots__ = ("_on_delta", "_reservation", "ended", "on_told")
 
@@ -45,7 +45,7 @@ class Run:
             self.ended.set_result(delta)
 
     def on_answer(self, answer: asyncio.Future[WorkerRefusedError | None]) -> None:
-        """The replica accepted the request, refused it, or did not answer."""
+        """Take the outcome of the submission: accepted, refused, or no answer."""
         if answer.cancelled():
             return
         failure = answer.exception() or answer.result()
@@ -85,15 +85,15 @@ class WorkerLink:
         on_delta: Callable[[TokenDelta], None],
         on_told: Callable[[Told], None] = lambda _: None,
     ) -> TokenDelta:
-        """The last delta of a request on the replica that was reserved; ``on_delta`` sees every one, ``on_told``
-        what is told beside them.
+        """Run a request on the reserved replica, and return its last delta. ``on_delta`` gets every delta, ``on_told``
+        what the worker reports besides.
 
         ``make_request`` gets the client id under which the tokens come back. Unless the replica itself ended or
-        refused the request, it is aborted there. A replica that hangs accepts nothing: its stream tells of that, long
-        before the submission's own timeout.
+        refused the request, it is aborted there. If a replica hangs, its silent stream shows that long before the
+        submission's own timeout.
 
         Raises:
-            WorkerRefusedError: The engine refused it.
+            WorkerRefusedError: The engine refused the request.
             WorkerUnavailableError: The replica is gone, silent, or does not answer.
         """
         replica_id = reservation.replica.replica_id
@@ -118,15 +118,15 @@ class WorkerLink:
                 run.ended.exception()
 
     def follow(self) -> None:
-        """Give up silent streams, and open those of replicas that can be used: no first request need wait for it."""
+        """Give up silent streams, and open those of usable replicas, so that no first request has to wait for it."""
         self.streams.give_up_silent()
         for replica in self.pool.replicas:
             if self.pool.is_usable(replica) and replica.info is not None:
                 self.streams.open(replica.replica_id)
 
     async def hear_all(self) -> None:
-        """Wait for the streams of those that can be used, for up to ``FIRST_STREAMS_S``: a router that has just started
-        would send all requests to the first one that it hears."""
+        """Wait up to ``FIRST_STREAMS_S`` for the streams of usable replicas. Otherwise a new router would send all
+        requests to the replica whose stream begins first."""
         usable = [item for item in self.pool.replicas if self.pool.is_usable(item) and item.info is not None]
         if usable:
             await asyncio.wait(
