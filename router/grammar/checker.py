@@ -1,4 +1,4 @@
-"""Grammars checked before a worker sees them, beside the event loop, within bounds of size, depth and time."""
+"""Checks grammars before a worker sees them: off the event loop, within bounds of size, depth and time."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ T = TypeVar("T")
 MAX_NUM_THREADS: Final = 2
 MAX_NUM_KNOWN: Final = 512
 MAX_PLACE_TRIES: Final = 200
-"""Sub-schemas that are looked at to say where in a schema a fault is."""
+"""How many sub-schemas are tried to locate a fault in a schema."""
 
 MAX_PLACE_BYTES: Final = 8 * MAX_GRAMMAR_BYTES
-"""Of all that is read for it: each is read with all definitions beside it."""
+"""Bound on the text read for that: each sub-schema is read together with all definitions."""
 
 MAX_MESSAGE_CHARACTERS: Final = 400
 
 MAX_SHOWN_CHARACTERS: Final = 60
-"""Of a regex that a message repeats."""
+"""How many characters of a regex a message quotes."""
 
 _IN_REGEX: Final = "(in regex): "
 _REASON: Final = re.compile(r"^error: (.+)$", re.MULTILINE)
-"""Where llguidance's messages say what is wrong with a regex."""
+"""Finds in llguidance's messages what is wrong with a regex."""
 
 UNENFORCEABLE: Final = "Unimplemented keys:"
 UNKNOWN_FORMAT: Final = "Unknown format:"
-"""How llguidance's messages begin that do not say what to do instead."""
+"""The beginnings of llguidance's messages that suggest no remedy."""
 
 
 class Waits(Protocol):
-    """The part of a router's settings that says how long requests wait for others that are read."""
+    """The settings of a router that say how long grammars wait for each other."""
 
     @property
     def reading_wait_s(self) -> float:
-        """So long, then they are refused."""
+        """How long a grammar waits for a thread until its request is refused."""
 
     @property
     def retry_after_s(self) -> float:
-        """When it is worth another try."""
+        """When a refused request should be tried again."""
 
 
 class GrammarCostError(InvalidRequestError):
@@ -60,9 +60,9 @@ class GrammarCostError(InvalidRequestError):
 class GrammarChecker:
     """Says what is wrong with a grammar. Used from one event loop.
 
-    What was found right is remembered for a while, by its digest, and so is what took too long to read. A grammar waits
-    ``wait_s`` for a thread; a thread is taken until its reading ended, whether or not somebody still wants it, and
-    ``GrammarReaders`` bound how long that is.
+    Valid grammars are cached for a while, by their digest, and so are those that took too long to read. A grammar waits
+    ``wait_s`` for a thread. A thread stays busy until its reading has ended, even if the caller has left;
+    ``GrammarReaders`` limits how long that takes.
     """
 
     def __init__(
@@ -80,17 +80,17 @@ class GrammarChecker:
         return cls(wait_s=settings.reading_wait_s, retry_after_s=settings.retry_after_s)
 
     async def check(self, grammar: GrammarText, *, param: str) -> str:
-        """The text of a grammar that a worker can compile.
+        """Check a grammar, and return its text, which a worker can compile.
 
         Args:
-            grammar: What a caller asked for.
-            param: The parameter of the body that it came from.
+            grammar: The grammar that a caller asked for.
+            param: The parameter of the body that holds it.
 
         Raises:
-            InvalidRequestError: It is too large or too costly, or says what nobody can follow; the message names the
-                place in the schema where it was made from one.
-            GrammarCostError: It takes too long to read.
-            QueueFullError: Others took all threads for ``wait_s``.
+            InvalidRequestError: The grammar is too large, too costly, or cannot be followed. If it was made from a
+                schema, the message names the place there.
+            GrammarCostError: The grammar takes too long to read.
+            QueueFullError: Other grammars kept all threads busy for ``wait_s``.
         """
         if grammar.takes_long:
             text = await self._in_thread(_text_of, grammar, param)
@@ -138,7 +138,7 @@ class GrammarChecker:
 
 
 def find_problem(grammar: GrammarText, text: str, readers: GrammarReaders = READERS) -> tuple[str, str] | None:
-    """Where and what is wrong with a grammar, the place as ``.properties.a``; None where nothing is."""
+    """What is wrong with a grammar, and where, as ``.properties.a``; None if nothing is."""
     problem = _problem_of(text, readers)
     if not problem:
         return None
@@ -150,7 +150,7 @@ def find_problem(grammar: GrammarText, text: str, readers: GrammarReaders = READ
 
 
 def _regex_problem(pattern: str, problem: str) -> str:
-    """Why a regex cannot be read, without the grammar that was put around it."""
+    """Why a regex cannot be read, without the text of the grammar around it."""
     shown = pattern if len(pattern) <= MAX_SHOWN_CHARACTERS else f"{pattern[:MAX_SHOWN_CHARACTERS]}..."
     found = _REASON.findall(problem)
     reason = found[-1] if found else problem.rpartition(_IN_REGEX)[2].partition("\n")[0].partition(";")[0]
@@ -198,9 +198,9 @@ def _remedy_for(problem: str) -> str:
 
 
 def _place_of(problem: str, root: Mapping[str, Any], readers: GrammarReaders) -> str:
-    """The innermost sub-schema that has the very same problem on its own, beside the definitions of the whole.
+    """The innermost sub-schema that has the same problem on its own, together with the schema's definitions.
 
-    What takes too long is not looked for: each try would take as long.
+    A grammar that takes too long is not searched: each try would take as long.
     """
     if problem.startswith(TOO_LONG):
         return ""
@@ -220,5 +220,5 @@ def _place_of(problem: str, root: Mapping[str, Any], readers: GrammarReaders) ->
 
 
 def _without(shared: dict[str, Any], name: str) -> dict[str, Any]:
-    """A definition stands beside the others; what is wrong in these must not be blamed on it."""
+    """The shared definitions for a sub-schema; none for a definition, so that it is not blamed for others' faults."""
     return {} if name.split(".")[0] in DEFINITIONS else shared

@@ -1,4 +1,4 @@
-"""GBNF, the notation of llama.cpp's grammars and vLLM's EBNF, as llguidance's dialect of Lark."""
+"""Converts GBNF, the notation of llama.cpp's grammars and vLLM's EBNF, to llguidance's dialect of Lark."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Final
 from llguidance.gbnf_to_lark import ASTNode, GrammarParser, RuleNode, RuleRefNode, resolve
 
 _LARK: Final = re.compile(r"^[^\S\n]*(?:%llguidance\b|start\s*:)", re.MULTILINE)
-"""How a line of Lark begins. llguidance's own pattern lets the space before it reach over lines, which says the same
-and takes time that grows with the square of the empty lines."""
+"""Matches the beginning of a line of Lark. llguidance's own pattern lets the leading space span lines: it matches the
+same texts, but takes time quadratic in the number of empty lines."""
 
 
 class GbnfError(ValueError):
-    """A text reads as GBNF, and is none; the message names its place."""
+    """A text that looks like GBNF is not valid GBNF; the message names its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaybeGbnf:
-    """A grammar with what GBNF has in each rule, ``::=``, and Lark in a literal at most.
+    """A grammar that contains ``::=``, which GBNF has in each rule, and Lark at most in a literal.
 
-    ``place`` is what a refusal calls it.
+    ``place`` is its name in a refusal.
     """
 
     text: str
     place: str = "it"
 
     def as_lark(self) -> str:
-        """The same in Lark, in time that grows with the text alone: up to half a second for 256 KiB.
+        """The same grammar in Lark. Takes time linear in the text: up to half a second for 256 KiB.
 
         Raises:
-            GbnfError: It is no GBNF, and no Lark either.
+            GbnfError: The text is neither GBNF nor Lark.
         """
         if _LARK.search(self.text):
             return self.text
@@ -50,10 +50,10 @@ def _converted(text: str) -> str:
 
 
 def _referred_first(rules: dict[str, RuleNode]) -> list[RuleNode]:
-    """The rules, each behind all that it names.
+    """The rules, each after all rules that it refers to.
 
-    llguidance looks through all rules again and again until none turns out to be a terminal any more. In this order it
-    knows after the first time: what names itself, through others or not, is none.
+    llguidance scans all rules repeatedly, until a scan finds no more terminals. In this order one scan is enough: a
+    rule that refers to itself, directly or through others, is never a terminal.
     """
     placed: dict[str, RuleNode] = {}
     begun: set[str] = set()

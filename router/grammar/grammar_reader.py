@@ -1,9 +1,9 @@
-"""The program that reads grammars, in a process of its own: a few bytes can keep llguidance busy for ever, in code that
-nothing but the end of its process stops.
+"""The program that validates grammars, in a process of its own: a few bytes can keep llguidance busy forever, in code
+that only the end of its process can stop.
 
-Reads texts from its standard input and writes what is wrong with each, empty where nothing is, each behind its length
-(4 bytes). It ends with its input, or by SIGXCPU with a text that takes longer than it may. It imports nothing of
-Baton, so that it begins in 0.1 s.
+It reads texts from standard input, and writes for each what is wrong with it, or an empty answer. Texts and answers are
+prefixed by their length (4 bytes). The program ends with its input, or by SIGXCPU if a text takes too long. It imports
+nothing of Baton, so that it starts in 0.1 s.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LENGTH = struct.Struct("<I")
 
 
 def main() -> None:
-    """``grammar_reader.py CPU_S STACK_BYTES``: how long a text may take, and the room for calls within each other."""
+    """``grammar_reader.py CPU_S STACK_BYTES``: the CPU time for one text, and the size of the stack."""
     cpu_s, stack_bytes = int(sys.argv[1]), int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(stack_bytes)
@@ -33,7 +33,7 @@ def main() -> None:
 def serve(cpu_s: int) -> None:
     """Answer until the input ends."""
     texts, answers = sys.stdin.buffer, sys.stdout.buffer
-    # Some costs show only when a grammar meets tokens. They hardly depend on which, and these are there at once.
+    # Some costs show only when a grammar is used with tokens. Which tokens hardly matters, and these need no loading.
     tokenizer = LLTokenizer("byte")
     while header := texts.read(LENGTH.size):
         text = texts.read(*LENGTH.unpack(header)).decode()
@@ -45,7 +45,7 @@ def serve(cpu_s: int) -> None:
 
 
 def problem_of(text: str, tokenizer: LLTokenizer) -> str:
-    """What is wrong with a grammar, apart from what it costs."""
+    """What is wrong with a grammar; its cost is not judged here."""
     problem = str(LLMatcher.validate_grammar(text)).strip()
     if not problem:
         LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False))

@@ -1,4 +1,4 @@
-"""Grammars as text: from a schema, a regex, choices, Lark or GBNF to the form that llguidance reads."""
+"""Makes the text that llguidance reads from a schema, a regex, choices, Lark or GBNF."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from router.grammar.gbnf import GbnfError, MaybeGbnf
 from router.grammar.schema_parts import without_notes
 
 WHITESPACE: Final = r" ?|\n[ \t]{0,64}"
-"""What may stand between the parts of a JSON document: nothing, a space, or a new line with its indentation. It is
-bounded, so that a model that writes one space after the other comes to an end."""
+"""White space between the parts of a JSON document: none, a space, or a new line with indentation. It is bounded, so
+that a model cannot write spaces forever."""
 
 _JSON_OPTIONS: Final = {"whitespace_pattern": WHITESPACE, "lenient": False}
 _OPTIONS_KEY: Final = "x-guidance"
@@ -25,12 +25,12 @@ _GBNF: Final = "gbnf"
 
 @dataclass(frozen=True, slots=True)
 class GrammarText:
-    """A grammar, not checked yet: ``parts[0]`` is what the text matches, and refers to the others by their names.
+    """A grammar, not checked yet. The text must match ``parts[0]``, which refers to the other parts by name.
 
-    Each part is an object of llguidance: ``{"lark_grammar": text}`` or ``{"json_schema": schema}``; or becomes one:
+    Each part is an object of llguidance, ``{"lark_grammar": text}`` or ``{"json_schema": schema}``, or becomes one:
     ``{"gbnf": MaybeGbnf}``.
-    ``schema`` is the JSON schema that it was made from, where it was: so that a refusal can name a place in it.
-    ``pattern`` is the regex, where it was made from one: a refusal tells of that, and of nothing around it.
+    ``schema`` is the JSON schema that it was made from, if any, so that a refusal can name a place in it. ``pattern``
+    is the regex that it was made from, if any, so that a refusal can quote it without the grammar around it.
     """
 
     parts: tuple[Mapping[str, object], ...]
@@ -39,7 +39,7 @@ class GrammarText:
 
     @property
     def takes_long(self) -> bool:
-        """Whether making the text is nothing for an event loop."""
+        """True if making the text takes too long for the event loop."""
         return any(_GBNF in part for part in self.parts)
 
     @property
@@ -47,7 +47,7 @@ class GrammarText:
         """The grammar as ``SamplingParams.grammar`` takes it.
 
         Raises:
-            GbnfError: A part reads as GBNF, and is none, or there is too much of them.
+            GbnfError: A part looks like GBNF and is not valid, or there is too much of it.
         """
         num_characters = sum(len(gbnf.text) for part in self.parts if isinstance(gbnf := part.get(_GBNF), MaybeGbnf))
         if num_characters > MAX_GRAMMAR_BYTES:
@@ -59,7 +59,7 @@ class GrammarText:
 def json_schema_grammar(schema: Mapping[str, Any] | bool) -> GrammarText:
     """A JSON document that fits the schema; its objects have their properties in the schema's order."""
     if isinstance(schema, bool):
-        # A schema of its own has no room for options: the one that takes everything is the same as true.
+        # A boolean schema has no room for options: use the equivalent object instead.
         return GrammarText((_json_part({} if schema else {"not": {}}),), schema)
     return GrammarText((_json_part(schema),), schema)
 
@@ -70,13 +70,13 @@ def json_object_grammar() -> GrammarText:
 
 
 def regex_grammar(pattern: str) -> GrammarText:
-    r"""A text all of which the pattern matches. ``\d``, ``\w`` and ``\s`` mean ASCII; there is no look-around."""
+    r"""A text that the pattern matches as a whole. ``\d``, ``\w`` and ``\s`` mean ASCII; there is no look-around."""
 
     return replace(lark_grammar(f"start: /{regex_text(pattern)}/"), pattern=pattern)
 
 
 def regex_text(pattern: str) -> str:
-    """A pattern as it stands between slashes in Lark."""
+    """A pattern, escaped to stand between slashes in Lark."""
     return llguidance.regex_to_lark(pattern, _ASCII_CLASSES)
 
 
@@ -86,12 +86,12 @@ def choice_grammar(choices: Sequence[str]) -> GrammarText:
 
 
 def lark_grammar(text: str) -> GrammarText:
-    """What a grammar in llguidance's dialect of Lark says, beginning with its rule ``start``."""
+    """A grammar in llguidance's dialect of Lark, which begins with its rule ``start``."""
     return GrammarText(({"lark_grammar": text},))
 
 
 def grammar_part(text: str, *, place: str = "it") -> dict[str, object]:
-    """A part of a :class:`GrammarText` from Lark or GBNF; a refusal calls it ``place``."""
+    """Make a part of a :class:`GrammarText` from Lark or GBNF; a refusal calls it ``place``."""
     return {_GBNF: MaybeGbnf(text, place)} if "::=" in text else {"lark_grammar": text}
 
 

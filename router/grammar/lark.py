@@ -1,4 +1,4 @@
-"""Pieces of grammar text in llguidance's dialect of Lark, and a grammar put within the rules of another."""
+"""Pieces of grammar text in llguidance's dialect of Lark, and grammars nested in the rules of another one."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, Final
 from router.grammar.grammar_text import GrammarText
 
 TEXT_RULE: Final = "TEXT: /(.|\\n)*/"
-"""Any text. Special tokens are no text to a grammar."""
+"""Any text. A grammar does not regard special tokens as text."""
 
 
 def literal(text: str) -> str:
-    """A text that must stand there."""
+    """The term for exactly this text."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def around(top: str, inner: Mapping[str, str]) -> GrammarText:
-    """A grammar whose rules ``top`` say where ``@name`` stands, which is another grammar, for each name.
+    """A grammar with the rules ``top``, in which each ``@name`` stands for another grammar.
 
     Args:
         top: Lark text with the rule ``start``.
-        inner: The other grammars by what ``top`` calls them: Lark text, or llguidance's JSON of several grammars. None
-            of their own parts has one of these names.
+        inner: The other grammars by their names in ``top``: Lark text, or llguidance's JSON of several grammars. None
+            of their own parts may have one of these names.
     """
     grammars: list[Mapping[str, Any]] = [{"lark_grammar": top}]
     for name, text in inner.items():

@@ -1,7 +1,7 @@
-"""Which regexes of JSON schemas grammars can follow.
+"""Decides which regexes of JSON schemas a grammar can follow.
 
-Schemas are written for engines that can do more: look-around, back references, boundaries of words. Generators of
-schemas use these for plain things, as pydantic for ``Decimal`` and zod for addresses of mail.
+Schemas are written for regex engines with more features: look-around, back references, word boundaries. Schema
+generators use these for plain things, for example pydantic for ``Decimal`` and zod for e-mail addresses.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ import re
 from typing import Final
 
 _KNOWN_LETTERS: Final = frozenset("afnrtvdDwWsSpPuUxAz")
-"""Letters that mean something behind a backslash, beside ``\\b`` and ``\\B``: boundaries cannot be followed."""
+"""Letters that have a meaning after a backslash, except ``\\b`` and ``\\B``: boundaries cannot be followed."""
 
 _GROUP: Final = re.compile(r"\(\?(?:P?<[A-Za-z_]|[isxuUR]*(?:-[imsxuUR]+)?[:)])")
-"""Groups that are understood: with names, with flags, and without anything. The flag ``m`` makes look-around of
-anchors."""
+"""Supported groups: named, with flags, or plain. Not the flag ``m``, which turns anchors into look-around."""
 
 
 def can_follow(pattern: str) -> bool:
-    """Whether a grammar can hold a text to a regex: False for what only engines that go back and forth can do.
+    """True if a grammar can enforce a regex; False if only a backtracking engine could match it.
 
-    It is told from the signs alone; a regex that is none at all passes.
+    It looks at the syntax only; an invalid regex passes.
     """
     at, is_in_class = 0, False
     while at < len(pattern):

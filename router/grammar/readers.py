@@ -1,4 +1,4 @@
-"""The processes that read grammars for this one: at most two, begun when they are needed, and anew when one ended."""
+"""The child processes that validate grammars: at most two, started on demand, and replaced when one ends."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ PROGRAM: Final = Path(__file__).with_name("grammar_reader.py")
 MAX_NUM_PROCESSES: Final = 2
 
 CPU_S: Final = 5
-"""So long a grammar may keep a processor busy: the worst ones of 256 KiB that anybody could mean take a quarter of a
-second."""
+"""CPU seconds that a grammar may take: the worst realistic ones of 256 KiB take a quarter of a second."""
 
 WAIT_S: Final = 60.0
-"""So long one that gets no processor is waited for."""
+"""How long to wait for an answer if the process gets no CPU."""
 
 TOO_LONG: Final = "it takes longer to read than"
 REMEDY: Final = (
@@ -32,7 +31,7 @@ DEADLY: Final = "it ended the process that reads grammars (signal {number})"
 
 
 class GrammarReaders:
-    """Asks the processes. From any thread, which waits for its answer."""
+    """Asks the child processes. Call it from any thread; it blocks until the answer is there."""
 
     def __init__(self, *, cpu_s: int = CPU_S, max_num: int = MAX_NUM_PROCESSES) -> None:
         self._cpu_s = cpu_s
@@ -41,7 +40,7 @@ class GrammarReaders:
         self._idle: list[subprocess.Popen[bytes]] = []
 
     def problem_of(self, text: str) -> str:
-        """What is wrong with a grammar; empty where nothing is."""
+        """What is wrong with a grammar; empty if nothing is."""
         with self._turn:
             with self._lock:
                 process = self._idle.pop() if self._idle else None
@@ -59,7 +58,7 @@ class GrammarReaders:
             return answer
 
     def close(self) -> None:
-        """End the processes that nobody waits for. Another question begins new ones."""
+        """End the idle processes. Later questions start new ones."""
         with self._lock:
             processes, self._idle = self._idle, []
         for process in processes:
@@ -70,7 +69,7 @@ class GrammarReaders:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def _why(self, process: subprocess.Popen[bytes]) -> str:
-        """What to say of the grammar that a process ended with."""
+        """The problem to report for the grammar with which a process ended."""
         _end(process)
         number = -(process.returncode or 0)
         if number in (signal.SIGXCPU, signal.SIGKILL):
@@ -79,14 +78,14 @@ class GrammarReaders:
 
 
 def _ask(process: subprocess.Popen[bytes], text: str) -> str | None:
-    """A process's answer; None when it ended instead, or took too long."""
+    """A process's answer; None if the process ended instead, or took too long."""
     assert process.stdin is not None
     assert process.stdout is not None
     data = text.encode()
     try:
         process.stdin.write(LENGTH.pack(len(data)) + data)
         process.stdin.flush()
-        # It answers in one piece, once it is done.
+        # The answer is written in one piece, so once its start is readable, the rest follows.
         if not _is_readable_within(process.stdout, WAIT_S):
             return None
         header = _read(process.stdout, LENGTH.size)
@@ -97,7 +96,7 @@ def _ask(process: subprocess.Popen[bytes], text: str) -> str | None:
 
 
 def _is_readable_within(pipe: IO[bytes], seconds: float) -> bool:
-    """By ``poll``: a router has more connections than there are numbers of files that ``select`` takes."""
+    """Wait with ``poll``: a busy router has more open files than ``select`` supports."""
     waiting = select.poll()
     waiting.register(pipe, select.POLLIN)
     return bool(waiting.poll(seconds * 1000))
@@ -109,13 +108,13 @@ def _read(pipe: IO[bytes], num_bytes: int) -> bytes | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process: with its input, unless it is in the middle of a text."""
+    """End a process: by closing its input, unless it is in the middle of a text."""
     assert process.stdin is not None
     assert process.stdout is not None
     for pipe in (process.stdin, process.stdout):
         try:
             pipe.close()
-        except OSError:  # what was written last found nobody
+        except OSError:  # the last bytes written had no reader
             continue
     try:
         process.wait(1.0)
@@ -125,6 +124,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 READERS: Final = GrammarReaders()
-"""Those of this process."""
+"""The readers that this process shares."""
 
 atexit.register(READERS.close)

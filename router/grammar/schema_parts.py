@@ -1,4 +1,4 @@
-"""Where a JSON schema has others within it, and what it says that no document can break."""
+"""Walks the sub-schemas of a JSON schema, and removes keywords that a grammar cannot or need not enforce."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _IN_LIST: Final = ("prefixItems", "anyOf", "oneOf", "allOf")
 _ALONE: Final = ("items", "additionalProperties", "additionalItems")
 
 FORMATS_OF_ANY_TEXT: Final = frozenset({"binary", "directory-path", "file-path", "password", "path"})
-"""Formats that every text has: they tell a form or a program what the text is for. Pydantic writes them for bytes,
+"""Formats that every text satisfies: they only tell programs what the text is for. Pydantic writes them for bytes,
 paths and secrets."""
 
 
 def parts_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The schemas right within one, each with its place: ``properties.a``, ``anyOf.0``, ``items``."""
+    """The direct sub-schemas of a schema, each with its place: ``properties.a``, ``anyOf.0``, ``items``."""
     for key in _BY_NAME:
         if isinstance(group := schema.get(key), Mapping):
             yield from ((f"{key}.{name}", part) for name, part in group.items() if isinstance(part, Mapping))
@@ -33,8 +33,8 @@ def parts_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
 def without_notes(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a schema without the keywords that every document satisfies, but that llguidance refuses.
 
-    These are the formats in :data:`FORMATS_OF_ANY_TEXT`, and ``uniqueItems`` where it is false or an array has at most
-    one item. However deeply schemas are nested, it does not recurse.
+    These are the formats in :data:`FORMATS_OF_ANY_TEXT`, and ``uniqueItems`` if it is false or an array has at most
+    one item. It does not recurse, however deeply schemas are nested.
     """
     whole = dict(schema)
     for copy in _copied_schemas(whole):
@@ -46,10 +46,10 @@ def without_notes(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_patterns_beyond_grammars(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a schema without the regexes that no grammar can follow: it takes all documents that the schema takes,
-    and others.
+    """A copy of a schema without the regexes that no grammar can follow. It accepts all documents that the schema
+    accepts, and more.
 
-    An object whose properties have such a regex for their names may have any.
+    If such a regex restricts an object's property names, the copy allows any names.
     """
     whole = dict(schema)
     for copy in _copied_schemas(whole):
@@ -63,7 +63,7 @@ def without_patterns_beyond_grammars(schema: Mapping[str, Any]) -> dict[str, Any
 
 
 def _copied_schemas(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A schema and copies of all within it, which stand in their places; each may be changed while it is looked at."""
+    """A schema and all its sub-schemas, replaced in place by copies; the caller may change each one once yielded."""
     waiting = [whole]
     while waiting:
         copy = waiting.pop()
@@ -83,7 +83,7 @@ def _is_note_of_uniqueness(schema: Mapping[str, Any]) -> bool:
 
 
 def _copy_parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Put copies in place of the schemas right within one, and yield them."""
+    """Replace the direct sub-schemas of a schema by copies, and yield these."""
     for key in _BY_NAME:
         if isinstance(group := schema.get(key), Mapping):
             copies = schema[key] = {name: _copied(part) for name, part in group.items()}

@@ -1,4 +1,4 @@
-"""Structural tags: answers put together from texts, documents and tags, some of which free text leads to."""
+"""Structural tags: answers composed of texts, documents and tags, some of which are triggered within free text."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _OLDER: Final = frozenset({"type", "structures", "triggers"})
 def structural_tag_grammar(tag: Mapping[str, Any]) -> GrammarText:
     """The grammar of a structural tag in either of the two forms that vLLM takes.
 
-    The older has ``structures`` of begin, schema and end, and ``triggers``; the newer one is XGrammar's, a ``format``
-    that other formats may stand in.
+    The older form has ``structures`` of begin, schema and end, and ``triggers``. The newer one is XGrammar's: a
+    ``format``, in which other formats can be nested.
 
     Source: the formats of XGrammar's structural tags (Dong et al., XGrammar, MLSys 2025), whose meaning is kept.
 
     Raises:
-        StructuralTagError: It is in neither form; the text names the place.
+        StructuralTagError: The tag has neither form; the message names the place.
     """
     formats = TagFormats()
     if tag.get("format") is not None:
@@ -39,7 +39,7 @@ def _refuse_others(tag: Mapping[str, Any], known: frozenset[str]) -> None:
 
 
 def _newer(tag: Mapping[str, Any]) -> dict[str, Any]:
-    """The older form in the words of the newer."""
+    """Convert the older form to the newer one."""
     triggers: Sequence[Any] = field(tag, "triggers", list, Place(""))
     structures: Sequence[Any] = field(tag, "structures", list, Place(""))
     tags = []

@@ -1,4 +1,4 @@
-"""The formats that a structural tag consists of, as rules in llguidance's dialect of Lark."""
+"""Translates the formats of a structural tag to rules in llguidance's dialect of Lark."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from router.grammar.grammar_text import GrammarText, grammar_part, json_schema_g
 from router.grammar.lark import TEXT_RULE, literal
 
 MAX_NUM_PARTS: Final = 256
-"""Of one list of tags, triggers or elements."""
+"""Maximum length of one list of tags, triggers or elements."""
 
 MAX_DEPTH: Final = 32
 MAX_REPEATS: Final = 10_000
 
 Ends = tuple[str, ...] | None
-"""What comes behind a format: one of these texts; nothing but the answer's end (empty); None: some other format."""
+"""What follows a format: one of these texts; empty: the answer's end; None: some other format."""
 
 T = TypeVar("T")
 
 
 class StructuralTagError(ValueError):
-    """A structural tag that is not understood; the text names the place."""
+    """A structural tag that is not supported; the message names the place."""
 
 
 class Place(str):
-    """Where in the tag something stands, as ``format.tags.0``."""
+    """A position in the tag, such as ``format.tags.0``."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ class Place(str):
 
 
 def field(item: Mapping[str, Any], name: str, kind: type[T], place: Place) -> T:
-    """A field of a kind; lists are not empty, and bounded."""
+    """A field of type ``kind``; lists must not be empty, and are bounded."""
     value = item.get(name)
     if not isinstance(value, kind):
         raise StructuralTagError(f"{place.of(name)} must be a {kind.__name__}, got {value!r}")
@@ -54,10 +54,10 @@ def text_field(item: Mapping[str, Any], name: str, place: Place, *, may_be_empty
 
 
 class TagFormats:
-    """Collects the rules of one grammar. A format becomes a term of them, with what is known to come behind it.
+    """Collects the rules of one grammar. Each format becomes a term, given what is known to follow it.
 
-    Text without bounds ends with the first of the texts that follow it, or with the answer: where neither is known, as
-    in the middle of a sequence, it is refused.
+    Unbounded text ends at the first of the texts that follow it, or with the answer. If neither is known, for example
+    in the middle of a sequence, such text is refused.
     """
 
     def __init__(self) -> None:
@@ -82,14 +82,14 @@ class TagFormats:
         }
 
     def grammar(self, term: str) -> GrammarText:
-        """The grammar of answers that are this term."""
+        """The grammar whose answers match this term."""
         return GrammarText(({"lark_grammar": "\n".join([f"start: {term}", *self._rules, TEXT_RULE])}, *self._parts))
 
     def term(self, item: object, place: Place, *, ends: Ends) -> str:
-        """A format and one of its ends.
+        """The term for a format followed by one of its ends.
 
         Raises:
-            StructuralTagError: It is none, or one that is not supported.
+            StructuralTagError: It is no format, or an unsupported one.
         """
         if not isinstance(item, Mapping):
             raise StructuralTagError(f"{place} must be an object, got {item!r}")
@@ -169,7 +169,7 @@ class TagFormats:
         return f"{literal(_begin(item, place))} {self._tag_body(item, place, ends)}"
 
     def _tag_body(self, item: Mapping[str, Any], place: Place, ends: Ends) -> str:
-        """What stands behind a tag's begin."""
+        """The term for the part of a tag after its begin."""
         _know(item, place, "begin", "content", "end")
         end = item.get("end", "")
         own: list[Any] = end if isinstance(end, list) and end else [end]
@@ -220,7 +220,7 @@ class TagFormats:
         return name
 
     def _free_text(self, item: Mapping[str, Any], place: Place) -> str:
-        """The terminal of any text in which nothing of what is excluded stands."""
+        """The terminal for any text that contains none of the excluded texts."""
         excluded = item.get("excludes") or []
         if not isinstance(excluded, list) or not all(isinstance(text, str) and text for text in excluded):
             raise StructuralTagError(f"{place.of('excludes')} must be texts, got {excluded!r}")
@@ -242,7 +242,7 @@ class TagFormats:
         return f"@{name}"
 
     def _until(self, text: str, ends: Ends, place: Place) -> str:
-        """Text up to the first of its ends, and that."""
+        """The term for text up to the first of its ends, including that end."""
         if not ends:
             raise StructuralTagError(
                 f"{place} has no end that is known: put it last, or into a tag with an end, or bound it by a regex"
@@ -281,7 +281,7 @@ def _count(item: Mapping[str, Any], place: Place) -> str:
 
 
 def _know(item: Mapping[str, Any], place: Place, *names: str, **only: str) -> None:
-    """Refuse fields that say something else than nothing, unless they are known."""
+    """Refuse unknown fields, unless their value means nothing."""
     for name, value in item.items():
         if name == "type" or name in names or not value or only.get(name) == value:
             continue

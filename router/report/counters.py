@@ -26,10 +26,10 @@ class RouterCounters:
     """Counts of sequences and tokens. ``num_failed`` ended with an error; clients cancelled ``num_cancelled``.
     ``num_invalid`` asked for something that only a worker could find invalid, such as a grammar it cannot follow.
 
-    ``num_refused`` were refused when they came because too many were there; they are not in ``num_requests``.
+    ``num_refused`` were refused on arrival because there were too many; ``num_requests`` does not include them.
 
-    ``num_migrations`` went on at another decode worker after theirs was lost, ``num_drain_moves`` because theirs let
-    them go.
+    ``num_migrations`` continued at another decode worker after theirs was lost, ``num_drain_moves`` because theirs
+    drained.
     """
 
     num_requests: int = counted("Sequences accepted.", metric="requests", total="requests")

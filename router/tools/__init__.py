@@ -1,1 +1,1 @@
-"""What of an answer is thinking, content and calls of tools: formats of models, their grammars, and what reads them."""
+"""Separates thinking, content and tool calls in answers: the models' formats, their grammars, and parsers."""

@@ -1,4 +1,4 @@
-"""Reads calls that are written as a head with a name, an object, and what closes them."""
+"""Parses tool calls that are written as a head with a name, an object of arguments, and a tail."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SPACES = " "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSyntax:
-    """How a format writes calls, in patterns: literal text, but for ``SPACES`` and ``NAME``.
+    """How a format writes calls, as patterns: literal text, except for ``SPACES`` and ``NAME``.
 
-    ``begin``: the marker before the first call; with ``may_begin_answer`` an answer may begin with a call without it.
+    ``begin``: the marker before the first call; with ``may_begin_answer``, a call at the answer's start needs none.
     ``head``: what comes before the arguments. ``tail``: what comes after them.
-    ``more``: what comes between a call's tail and the arguments of the next one; None if each call has its marker.
-    ``close``: what ends calls that follow each other, where there are ``more``.
+    ``more``: what comes between a call's tail and the next one's arguments; None if each call has its own marker.
+    ``close``: what ends a list of calls, if there is ``more``.
     """
 
     begin: str
@@ -57,7 +57,7 @@ class _Found:
 
 
 def _fit(pattern: str, text: str, names: Collection[str]) -> _Found | _Fit:
-    """Whether a text begins as a pattern says, and where that ends."""
+    """Match the beginning of a text with a pattern, and find where the match ends."""
     place, found = 0, ""
     for sign in pattern:
         if sign == SPACES:
@@ -83,17 +83,17 @@ def _fit(pattern: str, text: str, names: Collection[str]) -> _Found | _Fit:
 
 
 class ArgumentsPiece(NamedTuple):
-    """What a piece of text adds to a call's arguments: JSON ``text``; and the ``rest`` of the piece, once they end."""
+    """What a piece of text adds to a call's arguments, as JSON ``text``; once they end, ``rest`` is what follows."""
 
     text: str
     rest: str | None
 
 
 class ArgumentsReader(Protocol):
-    """Reads the arguments of one call, from the brace with which they begin."""
+    """Reads the arguments of one call, from their opening brace on."""
 
     def read(self, text: str) -> ArgumentsPiece:
-        """Take more text; none once the arguments have ended."""
+        """Take more text; do not call it once the arguments have ended."""
 
 
 class JsonObject:
@@ -106,7 +106,7 @@ class JsonObject:
         self._in_string = self._escaped = False
 
     def read(self, text: str) -> ArgumentsPiece:
-        """The text as it is, up to the object's end."""
+        """The text unchanged, up to the object's end."""
         end = self._find(text)
         return ArgumentsPiece(text, None) if end is None else ArgumentsPiece(text[:end], text[end:])
 
@@ -131,7 +131,7 @@ class JsonObject:
 
 
 class CallParser:
-    """Reads one answer. What begins like a call of a tool that there is, and is none, is content."""
+    """Parses one answer. Text that begins like a call of a known tool, but turns out not to be one, is content."""
 
     def __init__(
         self,
@@ -154,11 +154,11 @@ class CallParser:
 
     @property
     def is_thinking(self) -> bool:
-        """Never: it sees the answer alone."""
+        """Never: this parser sees no thinking."""
         return False
 
     def push(self, text: str) -> Iterator[TurnPart]:
-        """Take more text; the parts that are certain now."""
+        """Take more text; yield the parts that are certain now."""
         self._text += text
         while self._text:
             before = (self._state, len(self._text))
@@ -167,7 +167,7 @@ class CallParser:
                 return
 
     def finish(self) -> Iterator[TurnPart]:
-        """What was begun and is no call is content."""
+        """Yield what was held back: an unfinished beginning that is no call is content."""
         rest, self._text = self._opened + self._text, ""
         self._opened = ""
         is_closing = self._state in (_State.TAIL, _State.NEXT) and self._is_begun_tail(rest)

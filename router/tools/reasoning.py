@@ -1,4 +1,4 @@
-"""Thinking before the answer: how it is marked, read, bounded, and how an answer's grammar begins behind it."""
+"""Thinking before the answer: how it is marked, parsed and bounded, and how the answer's grammar follows it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from router.tools.turn_parser import PlainParser, TurnParser, num_held
 
 
 class BudgetError(ValueError):
-    """Thinking cannot be bounded here; the text says why."""
+    """Thinking cannot be bounded here; the message says why."""
 
 
 class Opening(Enum):
-    """What an answer begins with, by the end of its prompt."""
+    """What an answer begins with, judged by the end of its prompt."""
 
     OPEN = "thinking that the template began"
     CLOSED = "the answer itself: the template ended the thinking"
@@ -28,7 +28,7 @@ class Opening(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerGrammar:
-    """What stands behind thinking. ``names_channel``: it says itself which channel it is on, where there are some."""
+    """The grammar after thinking. ``names_channel``: it names its channel itself, if the format has channels."""
 
     text: str
     names_channel: bool = False
@@ -43,10 +43,10 @@ class ReasoningFormat(Protocol):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What must stay in the text where it is special tokens."""
+        """The markers that detokenizing must keep if they are special tokens."""
 
     def is_spoken_by(self, template: str, vocabulary: Vocabulary) -> bool:
-        """Whether a model with this template and these tokens thinks so."""
+        """True if a model with this template and these tokens marks its thinking in this way."""
 
     def opening(self, prompt: str) -> Opening:
         """What an answer to a rendered prompt begins with."""
@@ -54,21 +54,21 @@ class ReasoningFormat(Protocol):
     def grammar(
         self, answer: AnswerGrammar, vocabulary: Vocabulary, *, opening: Opening, max_thinking_tokens: int | None
     ) -> str:
-        """The grammar of thinking, where there may be some, and the answer's own grammar behind it.
+        """The grammar of thinking, if there may be any, followed by the answer's own grammar.
 
         Raises:
-            BudgetError: The thinking's end is no token of its own.
+            BudgetError: The end marker is not a single token.
         """
 
     def parser(self, inner: TurnParser, *, opening: Opening) -> TurnParser:
-        """What reads thinking, and gives what comes behind it to the answer's own parser."""
+        """A parser that reads thinking, and passes the text after it to the answer's own parser."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedReasoning:
-    """Thinking between two markers, at the beginning of the answer; the template may have written the first.
+    """Thinking between two markers at the beginning of the answer; the template may have written the first one.
 
-    ``label`` is a text that belongs to the first.
+    ``label`` is a text that belongs to the first marker.
     """
 
     name: str
@@ -78,15 +78,15 @@ class TaggedReasoning:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Both."""
+        """Both markers."""
         return (self.begin, self.end)
 
     def is_spoken_by(self, template: str, vocabulary: Vocabulary) -> bool:
-        """Whether the template speaks of the end, or the model has a token for each."""
+        """True if the template contains the end marker, or the model has a token for each marker."""
         return self.end in template or None not in [vocabulary.added_token_id(item) for item in self.markers]
 
     def opening(self, prompt: str) -> Opening:
-        """By the end of the prompt."""
+        """Judge by the end of the prompt."""
         text = prompt.rstrip()
         if text.endswith((self.begin + self.label).rstrip()):
             return Opening.OPEN
@@ -113,7 +113,7 @@ class TaggedReasoning:
         return around(f"{start}\n{thinking}", {"answer": answer.text}).text
 
     def parser(self, inner: TurnParser, *, opening: Opening) -> TurnParser:
-        """What reads both."""
+        """A parser of thinking and answer."""
         return inner if opening is Opening.CLOSED else TaggedParser(self, inner, is_open=opening is Opening.OPEN)
 
 
@@ -124,17 +124,17 @@ class HarmonyReasoning:
     markers = HarmonyFormat.markers
 
     def is_spoken_by(self, template: str, vocabulary: Vocabulary) -> bool:  # noqa: ARG002 (the template says all)
-        """Channels and messages."""
+        """True if the template has channels and messages."""
         return CHANNEL in template and MESSAGE in template
 
     def opening(self, prompt: str) -> Opening:  # noqa: ARG002 (no prompt begins it)
-        """It is the model's to begin."""
+        """The prompt never begins thinking; the model does."""
         return Opening.FREE
 
     def grammar(
         self, answer: AnswerGrammar, vocabulary: Vocabulary, *, opening: Opening, max_thinking_tokens: int | None
     ) -> str:
-        """The answer is the final message, unless it says where it stands."""
+        """The answer is the final message, unless its grammar names a channel."""
         assert opening is Opening.FREE
         head = "" if answer.names_channel else final_message(vocabulary)
         before = messages_before(vocabulary, max_thinking_tokens=max_thinking_tokens)
@@ -162,7 +162,7 @@ class TaggedParser:
         return self._state == "thinking"
 
     def push(self, text: str) -> Iterator[TurnPart]:
-        """Take more text; the parts that are certain now."""
+        """Take more text; yield the parts that are certain now."""
         if self._state == "answer":
             yield from self._inner.push(text)
             return
@@ -175,7 +175,7 @@ class TaggedParser:
             yield from self._skip_spaces()
 
     def finish(self) -> Iterator[TurnPart]:
-        """Thinking without an end is thinking."""
+        """Yield the rest: thinking without an end marker counts as thinking."""
         rest, self._text = self._text, ""
         if self._state == "thinking":
             if text := self._stripped(rest).rstrip():

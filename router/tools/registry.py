@@ -1,4 +1,4 @@
-"""Which formats there are, and which one a model speaks."""
+"""The formats of tool calls and thinking, and which one a model uses."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
         GemmaFormat(name="functiongemma", begin="<start_function_call>", end="<end_function_call>", quote="<escape>"),
     )
 }
-"""In the order in which a template is compared with them."""
+"""In the order in which a template is tried."""
 
 
 def tool_format(setting: str, template: str | None) -> ToolFormat | None:
-    """The format of that name; ``auto`` goes by the chat template, and finds none where that takes no tools."""
+    """The format of that name; ``auto`` chooses by the chat template, and finds none if that takes no tools."""
     if setting == NONE:
         return None
     if setting != AUTO:
@@ -43,7 +43,7 @@ def tool_format(setting: str, template: str | None) -> ToolFormat | None:
 
 
 def reasoning_format(setting: str, template: str | None, vocabulary: Vocabulary) -> ReasoningFormat | None:
-    """The format of that name; ``auto`` goes by the chat template and the model's tokens."""
+    """The format of that name; ``auto`` chooses by the chat template and the model's tokens."""
     if setting == NONE:
         return None
     if setting != AUTO:

@@ -10,10 +10,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function of the caller's. ``parameters`` is the JSON schema of its arguments, an object; None takes none.
+    """A caller's function. ``parameters`` is the JSON schema of its arguments object; None if it takes none.
 
-    A schema that ``is_strict`` is followed to the letter or refused; of another one, what grammars do not know is left
-    out.
+    A schema with ``is_strict`` is followed exactly or refused. Without it, keywords that grammars do not support are
+    left out.
     """
 
     name: str
@@ -25,8 +25,8 @@ class Tool:
 class CallRules:
     """What an answer may do with tools.
 
-    ``tools`` are those that it may call. With ``must_call`` it is nothing but calls; with ``may_call_many`` there may
-    be several. With ``has_form`` an answer that calls nothing matches a grammar of its own.
+    ``tools`` are the tools that it may call. With ``must_call`` it consists of calls only; with ``may_call_many`` there
+    may be several. With ``has_form`` an answer without calls must match a grammar of its own.
     """
 
     tools: tuple[Tool, ...]
@@ -40,10 +40,10 @@ class CallRules:
 
     @property
     def calls_alone(self) -> bool:
-        """Whether a format's grammar is that of calls: other answers have their own, or there are none."""
+        """True if a format's grammar covers calls only: other answers have their own grammar, or are not allowed."""
         return self.must_call or self.has_form
 
 
 def new_call_id() -> str:
-    """An id as OpenAI's API makes them."""
+    """A new id in the style of OpenAI's API."""
     return f"call_{secrets.token_hex(12)}"

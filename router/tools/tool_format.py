@@ -1,4 +1,4 @@
-"""The Protocol of a format in which models write calls of tools."""
+"""The Protocol of the formats in which models write tool calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ToolSchemaError(ValueError):
 
 
 class ToolFormat(Protocol):
-    """One format: how it is known, the grammar of its answers, and what reads them."""
+    """One format: how it is recognized, the grammar of its answers, and their parser."""
 
     @property
     def name(self) -> str:
@@ -26,23 +26,23 @@ class ToolFormat(Protocol):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What its answers consist of beside text; where these are special tokens they must stay in the text."""
+        """The markers in its answers, which detokenizing must keep if they are special tokens."""
 
     @property
     def answer_head(self) -> tuple[str, ...]:
-        """The markers and texts that stand before an answer that calls nothing."""
+        """The markers and texts before an answer without calls."""
 
     def is_spoken_by(self, template: str) -> bool:
-        """Whether a chat template writes calls so."""
+        """True if a chat template writes calls in this format."""
 
     def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
-        """Lark text of the answers that the rules allow, behind any thinking; of calls alone where other answers have
-        a form.
+        """Lark text of the answers that the rules allow, after any thinking; of calls only if other answers have a
+        grammar of their own.
 
         Raises:
-            ToolSchemaError: A schema cannot be followed. Formats whose arguments are JSON leave that to whoever checks
-                the grammar.
+            ToolSchemaError: A schema cannot be followed. Formats with JSON arguments leave that to the check of the
+                grammar.
         """
 
     def parser(self, rules: CallRules) -> TurnParser:
-        """What reads one answer."""
+        """A parser for one answer."""

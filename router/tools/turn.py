@@ -1,4 +1,4 @@
-"""An assistant's turn: what it thought, what it said, and the tools that it calls."""
+"""An assistant's turn: its thinking, its content, and its tool calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ContentText(NamedTuple):
 
 
 class CallBegin(NamedTuple):
-    """A call of a tool begins, the ``number``-th of its turn from 0; the turn that answers it names its ``call_id``."""
+    """The start of a tool call, the ``number``-th of the turn from 0; the tool's result refers to its ``call_id``."""
 
     number: int
     call_id: str
@@ -28,7 +28,7 @@ class CallBegin(NamedTuple):
 
 
 class CallArguments(NamedTuple):
-    """More of the arguments of the call that began last, as a piece of JSON text."""
+    """More of the last call's arguments, as a piece of JSON text."""
 
     number: int
     text: str
@@ -40,7 +40,7 @@ TurnPart: TypeAlias = ReasoningText | ContentText | CallBegin | CallArguments
 
 @dataclass(slots=True, kw_only=True)
 class ToolCall:
-    """A call as far as it was written. ``arguments`` is JSON text: unfinished if the answer is."""
+    """A call as far as it was written. ``arguments`` is JSON text, which is incomplete if the answer is."""
 
     call_id: str
     name: str
@@ -49,14 +49,14 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Turn:
-    """All that the parts of a turn make together."""
+    """A turn, assembled from its parts."""
 
     reasoning: str = ""
     content: str = ""
     calls: list[ToolCall] = field(default_factory=list)
 
     def parts(self) -> Iterator[TurnPart]:
-        """All of it in few parts."""
+        """The whole turn in few parts."""
         if self.reasoning:
             yield ReasoningText(self.reasoning)
         if self.content:

@@ -1,4 +1,4 @@
-"""What reads an answer's text piece by piece."""
+"""Parsers that read an answer's text piece by piece."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from router.tools.turn import ContentText, TurnPart
 
 
 class TurnParser(Protocol):
-    """Tells what the text of one answer adds to the turn. The result does not depend on how the text is cut."""
+    """Parses the text of one answer into parts of the turn. The result does not depend on how the text is cut."""
 
     @property
     def is_thinking(self) -> bool:
-        """True while what comes is no answer yet."""
+        """True while the text is thinking, before the answer."""
 
     def push(self, text: str) -> Iterator[TurnPart]:
-        """Take more text; the parts that are certain now."""
+        """Take more text; yield the parts that are certain now."""
 
     def finish(self) -> Iterator[TurnPart]:
-        """The text ended: the parts that were not certain before. Call once."""
+        """The text ended: yield the parts that were held back. Call once."""
 
 
 class PlainParser:
@@ -31,7 +31,7 @@ class PlainParser:
         return False
 
     def push(self, text: str) -> Iterator[TurnPart]:
-        """The text as it is."""
+        """The text unchanged."""
         if text:
             yield ContentText(text)
 
@@ -41,9 +41,9 @@ class PlainParser:
 
 
 class ContentGate:
-    """Lets content through, but the spaces before calls, and behind them where nothing was said: the format's own.
+    """Passes content on, without the format's own spaces: before calls, and after calls if there was no content.
 
-    Spaces wait for what comes behind them. At the end they are content where the answer has no calls.
+    Spaces are held back until the next text. At the end they count as content if the answer has no calls.
     """
 
     __slots__ = ("_has_calls", "_has_said", "_spaces")
@@ -64,18 +64,18 @@ class ContentGate:
             yield ContentText(kept)
 
     def begin_call(self) -> None:
-        """A call comes: the spaces before it are none of the content."""
+        """A call begins: drop the spaces before it."""
         self._has_calls = True
         self._spaces = ""
 
     def finish(self) -> Iterator[TurnPart]:
-        """The spaces at the end."""
+        """Yield trailing spaces, if they count as content."""
         if self._spaces and not self._has_calls:
             yield ContentText(self._spaces)
 
 
 def num_held(text: str, *markers: str) -> int:
-    """Characters at the end of a text in which one of the markers may begin."""
+    """Number of characters at the end of a text that may be the start of a marker."""
     longest = max((len(item) for item in markers), default=1) - 1
     for size in range(min(longest, len(text)), 0, -1):
         tail = text[-size:]

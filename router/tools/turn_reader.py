@@ -1,4 +1,4 @@
-"""What one request says of its answer's turn, and what takes the turn apart while its text arrives."""
+"""The rules by which a request's answer is parsed, and the reader that parses it while its text arrives."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from router.tools.turn_parser import PlainParser, TurnParser
 class TurnRules:
     """How answers to one prompt are read.
 
-    ``reasoning`` is the model's way to think, and ``opening`` what the prompt leaves of it; None if it has none.
-    ``calls`` is None where no tool may be called.
+    ``reasoning`` is the model's format of thinking, None if it has none; ``opening`` is how the answer begins after the
+    prompt. ``calls`` is None if no tool may be called.
     """
 
     reasoning: ReasoningFormat | None = None
@@ -26,12 +26,12 @@ class TurnRules:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What must stay in the text, special tokens or not."""
+        """The markers that detokenizing must keep, special tokens or not."""
         of_reasoning = () if self.reasoning is None else self.reasoning.markers
         return of_reasoning if self.tools is None or self.calls is None else (*of_reasoning, *self.tools.markers)
 
     def reader(self) -> TurnReader:
-        """What reads one answer."""
+        """A reader for one answer."""
         parser: TurnParser = PlainParser()
         if self.tools is not None and self.calls is not None:
             parser = self.tools.parser(self.calls)
@@ -41,7 +41,7 @@ class TurnRules:
 
 
 class TurnReader:
-    """Reads one answer. Where the model thinks, its text should come token by token, so that tokens can be counted."""
+    """Reads one answer. If the model thinks, pass the text token by token, so that thinking tokens can be counted."""
 
     def __init__(self, parser: TurnParser, *, has_reasoning: bool) -> None:
         self._parser = parser
@@ -52,11 +52,11 @@ class TurnReader:
 
     @property
     def is_thinking(self) -> bool:
-        """True while what comes is no answer yet."""
+        """True while the text is thinking, before the answer."""
         return self._parser.is_thinking
 
     def read(self, text: str, *, num_output_tokens: int, is_last: bool) -> tuple[TurnPart, ...]:
-        """What a piece of text adds, with which the answer has so many tokens."""
+        """The parts that a piece of text adds; ``num_output_tokens`` counts the answer's tokens up to here."""
         was_thinking = self._parser.is_thinking
         parts = tuple(self._parser.push(text))
         if was_thinking or self._parser.is_thinking:

@@ -1,1 +1,1 @@
-"""How families of models write calls of tools: a file each."""
+"""The tool-call formats of model families, one file each."""

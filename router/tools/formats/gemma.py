@@ -1,4 +1,4 @@
-"""``call:name{key:value,...}`` between markers, with texts between marks of their own: FunctionGemma, Gemma 4."""
+"""``call:name{key:value,...}`` between markers, with marked strings: FunctionGemma, Gemma 4."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from router.tools.turn_parser import TurnParser
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaFormat:
-    """Markers around each call, any text before the calls, and the marker that stands on both sides of a text."""
+    """Markers around each call, any text before the calls, and a marker on both sides of each string."""
 
     name: str
     begin: str
@@ -25,11 +25,11 @@ class GemmaFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """All three."""
+        """All three markers."""
         return (self.begin, self.end, self.quote)
 
     def is_spoken_by(self, template: str) -> bool:
-        """Templates write the calls of earlier turns."""
+        """True if the template writes earlier turns' calls in this format."""
         return self.begin in template
 
     def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
@@ -45,6 +45,6 @@ class GemmaFormat:
         return "\n".join([start, text_until("begin", self.begin, vocabulary), *lines])
 
     def parser(self, rules: CallRules) -> TurnParser:
-        """What reads one answer."""
+        """A parser for one answer."""
         syntax = CallSyntax(begin=self.begin, head=f"call:{NAME}", tail=self.end)
         return CallParser(syntax, rules.names, read_arguments=lambda: GemmaObject(self.quote))

@@ -1,4 +1,4 @@
-"""Reads arguments as Gemma's templates write them, ``{key:value,...}`` with marked texts, and gives them as JSON."""
+"""Converts arguments in the notation of Gemma's templates, ``{key:value,...}`` with marked strings, to JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _State(Enum):
 
 
 class GemmaObject:
-    """One object. Texts are given on as they come, other values when they are complete."""
+    """Reads one object. Strings are passed on as they arrive, other values once they are complete."""
 
     __slots__ = ("_closers", "_quote", "_state", "_text")
 
@@ -30,7 +30,7 @@ class GemmaObject:
         self._state = _State.VALUE
 
     def read(self, text: str) -> ArgumentsPiece:
-        """More of it."""
+        """Take more text of the object."""
         self._text += text
         written: list[str] = []
         while True:
@@ -44,7 +44,7 @@ class GemmaObject:
                 return ArgumentsPiece("".join(written), self._text)
 
     def _step(self) -> str | None:
-        """The JSON of what stands first; None where that is not complete yet."""
+        """The JSON of the next item; None if the item is not complete yet."""
         match self._state:
             case _State.KEY:
                 return self._close() if self._text[0] == "}" else self._key()
@@ -79,7 +79,7 @@ class GemmaObject:
         return self._bare()
 
     def _bare(self) -> str | None:
-        """A number, true, false or null; any other word is a text."""
+        """A number, true, false or null; any other word is taken as a string."""
         end = min((place for sign in _DELIMITERS if (place := self._text.find(sign)) >= 0), default=-1)
         if end < 0:
             return None
@@ -109,7 +109,7 @@ class GemmaObject:
         return ","
 
     def _close(self) -> str:
-        """Whatever stands there instead of the end is taken for it."""
+        """End the object: any text in place of its end is taken as the end."""
         self._text, self._state = self._text[1:], _State.AFTER
         return self._closers.pop()
 

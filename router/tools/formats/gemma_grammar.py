@@ -1,4 +1,4 @@
-"""From the JSON schema of a tool's arguments to a grammar of Gemma's notation."""
+"""Translates the JSON schema of a tool's arguments to a grammar of Gemma's notation."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _ANY_KEY: Final = r'/[^\s:,{}\[\]<>"]+/'
 
 
 class GemmaGrammar:
-    """Rules of one grammar. Objects have their properties in the templates' order: sorted, whatever their case."""
+    """The rules of one grammar. Properties are in the templates' order: sorted, ignoring case."""
 
     def __init__(self, quote: str, quoted: str) -> None:
-        """``quote``: the term for the marker of texts. ``quoted``: the rule of that name, a text and a marker."""
+        """``quote``: the term for the strings' marker. ``quoted``: the rule of that name, a string and its marker."""
         self._quote = quote
         self.rules: list[str] = [quoted]
         self._is_strict = False
@@ -47,7 +47,7 @@ class GemmaGrammar:
         """The term for the arguments of a tool.
 
         Raises:
-            ToolSchemaError: The schema says what this notation, or a strict grammar, cannot follow.
+            ToolSchemaError: The schema has something that this notation, or a strict grammar, cannot follow.
         """
         self._root = {"type": "object", **followed_parameters(tool)}
         self._is_strict, self._known = tool.is_strict, {}
@@ -166,7 +166,7 @@ class GemmaGrammar:
         return f"{self._quote} /{begin}({inner}){end}/ {self._quote}"
 
     def _referred(self, pointer: object, place: str) -> str:
-        """A rule for what a pointer names, which may refer to itself."""
+        """The rule for the target of a pointer, which may be recursive."""
         if not isinstance(pointer, str) or not pointer.startswith("#"):
             raise ToolSchemaError(f"the reference {pointer!r} does not point into the schema", place=place)
         if pointer not in self._known:
@@ -188,7 +188,7 @@ class GemmaGrammar:
         return self._any
 
     def _written(self, value: object) -> str:
-        """A value as it must stand there."""
+        """The term for exactly this value."""
         match value:
             case str():
                 return f"{self._quote} {literal(value)} {self._quote}" if value else f"{self._quote} {self._quote}"

@@ -1,4 +1,4 @@
-"""The keywords of a JSON schema, as they may be sent: null counts as not there, and values of a wrong type are told."""
+"""Checks the keywords of a JSON schema from a request: null counts as absent, values of a wrong type are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from router.tools.tool_format import ToolSchemaError
 
 
 class _Form(NamedTuple):
-    """What a keyword's value must be, in words and as a test."""
+    """The required type of a keyword's value, in words and as a test."""
 
     words: str
     fits: Callable[[Any], bool]
@@ -48,10 +48,10 @@ _MAX_TOLD_CHARACTERS: Final = 40
 
 
 def checked_schema(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The keywords that say something, each of a type that it may have; counts are whole numbers.
+    """The keywords with a value, each of a valid type; counts are converted to integers.
 
     Raises:
-        ToolSchemaError: One has another type; the place is its own.
+        ToolSchemaError: A keyword has a wrong type; the error names its place.
     """
     said = {name: value for name, value in schema.items() if value is not None or name == "const"}
     for name, value in said.items():

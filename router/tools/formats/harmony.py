@@ -1,4 +1,4 @@
-"""Harmony, the format of gpt-oss: messages on channels, of which thinking, calls and the answer are three."""
+"""Harmony, the format of gpt-oss: messages on channels, with one channel each for thinking, calls and the answer."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _CHANNEL_NAME: Final = re.compile(re.escape(CHANNEL) + r"\s*([a-z]+)")
 
 
 class HarmonyFormat:
-    """A message ends with the call that it makes, so that an answer makes one at most."""
+    """A call ends its message, so an answer makes at most one call."""
 
     name = "harmony"
     markers = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
     answer_head = (CHANNEL, "final", MESSAGE)
 
     def is_spoken_by(self, template: str) -> bool:
-        """Channels and messages."""
+        """True if the template has channels and messages."""
         return CHANNEL in template and MESSAGE in template
 
     def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
@@ -41,17 +41,17 @@ class HarmonyFormat:
         return "\n".join([f"start: {' | '.join(starts)}", *ends])
 
     def parser(self, rules: CallRules) -> TurnParser:
-        """What reads one answer."""
+        """A parser for one answer."""
         return HarmonyParser(rules.names)
 
 
 def final_message(vocabulary: Vocabulary) -> str:
-    """The term for what begins the answer itself."""
+    """The term for the beginning of the answer itself."""
     return " ".join(marker(item, vocabulary) for item in HarmonyFormat.answer_head)
 
 
 def messages_before(vocabulary: Vocabulary, *, max_thinking_tokens: int | None) -> str:
-    """The rule ``before``: a message of thinking, or of a few words before a call. Each has the whole budget."""
+    """The rule ``before``: a message of thinking, or a short text before a call. Each may use the whole budget."""
     channel, message = marker(CHANNEL, vocabulary), marker(MESSAGE, vocabulary)
     close = f"{marker(END, vocabulary)} {marker(START, vocabulary)} {literal('assistant')}"
     budget = "" if max_thinking_tokens is None else f"[max_tokens={max_thinking_tokens}]"
@@ -60,7 +60,7 @@ def messages_before(vocabulary: Vocabulary, *, max_thinking_tokens: int | None) 
 
 
 def _call(tool: Tool, vocabulary: Vocabulary) -> str:
-    """The recipient stands behind the channel, as models mostly write it, or before it, as templates do."""
+    """A call. The recipient comes after the channel, as models mostly write it, or before it, as in templates."""
     channel, recipient = marker(CHANNEL, vocabulary), f"to=functions.{tool.name}"
     behind = f"{channel} {literal(f'commentary {recipient} ')}"
     before = f"{literal(f' {recipient}')} {channel} {literal('commentary ')}"
@@ -69,7 +69,7 @@ def _call(tool: Tool, vocabulary: Vocabulary) -> str:
 
 
 class HarmonyParser:
-    """Reads one answer, which goes on behind ``<|start|>assistant``."""
+    """Parses one answer, which continues after ``<|start|>assistant``."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
@@ -84,7 +84,7 @@ class HarmonyParser:
         return self._kind == "analysis"
 
     def push(self, text: str) -> Iterator[TurnPart]:
-        """Take more text; the parts that are certain now."""
+        """Take more text; yield the parts that are certain now."""
         self._text += text
         while self._text:
             before = (self._is_header, len(self._text))
@@ -93,7 +93,7 @@ class HarmonyParser:
                 return
 
     def finish(self) -> Iterator[TurnPart]:
-        """A message that never began is content, as it stands; a begun name of a role, or of a channel, is nothing."""
+        """Yield the rest: text without a message is content; an incomplete name of a role or channel is dropped."""
         rest, self._text = self._text, ""
         is_text = rest.startswith(_RECIPIENT_FIRST) and CHANNEL not in rest
         if not self._is_header:

@@ -16,14 +16,14 @@ _SYNTAX: Final = CallSyntax(begin=BEGIN, head=f' {{ "name" : "{NAME}" , "argumen
 
 
 class HermesFormat:
-    """An element around a JSON object for each call, with any text before, between and behind them."""
+    """An element with a JSON object for each call, and any text before, between and after them."""
 
     name = "hermes"
     markers = (BEGIN, END)
     answer_head = ()
 
     def is_spoken_by(self, template: str) -> bool:
-        """Qwen 3's coder models write the element too, with other elements in it instead of JSON."""
+        """True for the element with JSON in it; Qwen 3's coder models put other elements into it."""
         return BEGIN in template and "<function=" not in template
 
     def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
@@ -38,7 +38,7 @@ class HermesFormat:
         return "\n".join([start, text_until("begin", BEGIN, vocabulary), *lines, TEXT_RULE])
 
     def parser(self, rules: CallRules) -> TurnParser:
-        """What reads one answer."""
+        """A parser for one answer."""
         return CallParser(_SYNTAX, rules.names)
 
 

@@ -17,14 +17,14 @@ _SYNTAX: Final = CallSyntax(begin=PYTHON_TAG, head=f" {_HEAD}", tail=" }", more=
 
 
 class Llama3Format:
-    """An answer that begins with a call is nothing but calls, with semicolons between them."""
+    """An answer that begins with a call consists of calls only, separated by semicolons."""
 
     name = "llama3"
     markers = (PYTHON_TAG,)
     answer_head = ()
 
     def is_spoken_by(self, template: str) -> bool:
-        """The templates tell the model to write ``parameters``."""
+        """True if the template tells the model to write ``parameters``."""
         return '"parameters": ' in template and ("<|python_tag|>" in template or "<|start_header_id|>" in template)
 
     def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
@@ -37,14 +37,14 @@ class Llama3Format:
         if rules.calls_alone:
             return "\n".join([f"start: {calls}", *lines])
         begin = marker(PYTHON_TAG, vocabulary)
-        # A text that begins as a call does would be one.
+        # Plain text must not begin like a call, or it would be parsed as one.
         plain = r'PLAIN: /(.|\n)*/ & ~/\s*\{\s*"name"(.|\n)*/'
         if begin != literal(PYTHON_TAG):
             return "\n".join([f"start: {begin}? calls | PLAIN", f"calls: {calls}", *lines, plain])
         return "\n".join([f"start: {calls} | PLAIN", *lines, plain])
 
     def parser(self, rules: CallRules) -> TurnParser:
-        """What reads one answer."""
+        """A parser for one answer."""
         return CallParser(_SYNTAX, rules.names)
 
 
@@ -54,6 +54,6 @@ def _call(tool: Tool) -> str:
 
 
 def _call_beside_json(tool: Tool) -> str:
-    """Cut into the lexemes of JSON: of two that begin alike only the longer one would be seen."""
+    """A call, cut into JSON's lexemes: if two lexemes begin alike, the lexer would see only the longer one."""
     parts = ("{", '"name"', ":", f'"{tool.name}"', ",", '"parameters"', ":")
     return f"{' spaces '.join(map(literal, parts))} spaces {arguments(tool)} spaces {literal('}')}"

@@ -26,14 +26,14 @@ def mistral_call_id() -> str:
 
 
 class MistralListFormat:
-    """All calls in one list, behind any text."""
+    """All calls in one list, after any text."""
 
     name = "mistral"
     markers = (BEGIN,)
     answer_head = ()
 
     def is_spoken_by(self, template: str) -> bool:
-        """The marker, without the newer one of arguments."""
+        """True if the template has the marker of calls, but not the newer one of arguments."""
         return BEGIN in template and ARGS not in template
 
     def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
@@ -51,14 +51,14 @@ class MistralListFormat:
 
 
 class MistralArgsFormat:
-    """A marker for each call, behind any text."""
+    """A marker for each call, after any text."""
 
     name = "mistral_args"
     markers = (BEGIN, ARGS)
     answer_head = ()
 
     def is_spoken_by(self, template: str) -> bool:
-        """Both markers."""
+        """True if the template has both markers."""
         return BEGIN in template and ARGS in template
 
     def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
