@@ -1,1 +1,1 @@
-"""Everything in front of the engines: the OpenAI API, one request's life, the choice of replicas."""
+"""The router, in front of the engines: the OpenAI API, the life of a request, the choice of replicas."""

@@ -1,4 +1,4 @@
-"""What an operator may do to the workers of a running cluster."""
+"""An operator's orders to the workers of a running cluster."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from router.pool.workers import WorkerError, WorkerRefusedError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetAnswer:
-    """What one worker did when it was told to reset its prefix cache: ``dropped``, or a reason why nothing was.
+    """A worker's answer to an order to reset its prefix cache: what was ``dropped``, or why nothing was.
 
-    ``is_busy``: it may be told to preempt its requests first.
+    ``is_busy``: an order that preempts its requests first would succeed.
     """
 
     replica_id: str
@@ -31,7 +31,7 @@ class ResetAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveAnswer:
-    """The worker that so many live requests were told to leave, and where they go; None: where the policy says."""
+    """The worker that a number of live requests were told to leave, and their target; None leaves it to the policy."""
 
     source: str
     target: str | None
@@ -40,14 +40,14 @@ class MoveAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaningAnswer:
-    """Which worker leans to another role now, and to which it did before."""
+    """The worker with a new leaning, and its leaning before."""
 
     replica_id: str
     before: str
 
 
 class Administration:
-    """Orders to workers, by the names that ``/status`` shows."""
+    """Gives orders to workers, by the names that ``/status`` shows."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class Administration:
         self._timeout_s = timeout_s
 
     async def drain(self, name: str) -> str:
-        """Have a worker let its requests go, and exit.
+        """Have a worker release its requests, and exit.
 
         Returns:
-            Its whole id.
+            The worker's whole id.
 
         Raises:
             UnknownReplicaError: No worker's id begins like this, or several do.
@@ -84,11 +84,11 @@ class Administration:
         return replica.replica_id
 
     async def move(self, name: str, target: str | None, *, num_streams: int) -> MoveAnswer:
-        """Have live requests of this router leave a worker, with their KV, and go on at another one.
+        """Have live requests of this router leave a worker, with their KV, and continue at another one.
 
         Raises:
-            InvalidRequestError: The other one does not generate, or is the same.
-            UnknownReplicaError: No worker's id begins like one of these, or several do.
+            InvalidRequestError: The target does not generate, or is the same worker.
+            UnknownReplicaError: No worker's id begins with one of the names, or several do.
             NoReplicaError: It does not answer.
         """
         pool, source = self._find(name)
@@ -134,14 +134,14 @@ class Administration:
         return LeaningAnswer(replica_id=replica.replica_id, before=before)
 
     async def set_faults(self, options: FaultOptions, *, role: str | None) -> list[str]:
-        """Have the connectors of all workers, or of one role's, suffer these faults and no others.
+        """Inject exactly these faults into the connectors of all workers, or of one role's.
 
         Returns:
-            The ids of the workers that do.
+            The ids of these workers.
 
         Raises:
             InvalidRequestError: The cluster allows no faults.
-            NoReplicaError: A worker does not answer; the others suffer them already.
+            NoReplicaError: A worker does not answer; the others have the faults already.
         """
         targets = [(pool, replica) for pool in self._pools if role in (None, pool.role) for replica in pool.replicas]
         try:
@@ -156,7 +156,7 @@ class Administration:
         return sorted(replica.replica_id for _, replica in targets)
 
     async def reset_prefix_cache(self, *, preempt_running: bool) -> list[ResetAnswer]:
-        """Have every worker drop its prefix cache, and forget here what they had.
+        """Have every worker drop its prefix cache, and clear this router's mirror of the caches.
 
         Other routers learn of it from the workers, with the next report.
         """

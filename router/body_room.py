@@ -1,4 +1,4 @@
-"""How much of request bodies is in memory at once."""
+"""Bounds the memory that request bodies take at once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from router.errors import BodiesFullError
 
 
 class BodyRoom:
-    """So many bytes for all bodies together. A body takes all that it needs at once, or waits for its turn.
+    """A budget of ``max_bytes`` for all bodies. A body takes all bytes that it needs at once, or waits for its turn.
 
-    Turns come in the order of asking, so that small bodies do not starve a large one; whoever waits holds nothing, so
-    that those inside always come to their end. As many bytes may wait as there are, each body for ``wait_s``.
+    Turns are first come, first served, so that small bodies do not starve a large one. Waiting bodies hold no room, so
+    the admitted ones can always finish. Bodies of at most ``max_bytes`` in sum may wait, each for ``wait_s``.
     """
 
     def __init__(self, *, max_bytes: int, wait_s: float, retry_after_s: float) -> None:
@@ -27,7 +27,7 @@ class BodyRoom:
         """Take room, which the caller gives back.
 
         Raises:
-            BodiesFullError: There is none, and none comes in time.
+            BodiesFullError: There is no room, and none becomes free in time.
         """
         if not self._waiting and self._fits(num_bytes):
             self.num_taken_bytes += num_bytes
@@ -49,12 +49,12 @@ class BodyRoom:
             raise
 
     def give_back(self, num_bytes: int) -> None:
-        """Give room back; those whose turn it is come in."""
+        """Give room back, and admit the bodies whose turn it is."""
         self.num_taken_bytes -= num_bytes
         self._let_in()
 
     def _leave(self, entry: tuple[int, asyncio.Future[None]]) -> None:
-        """Somebody who waited goes, perhaps in the moment of being let in."""
+        """Remove a body that waited; it may just have been admitted."""
         if entry in self._waiting:
             self._waiting.remove(entry)
             self.num_waiting_bytes -= entry[0]

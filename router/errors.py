@@ -1,4 +1,4 @@
-"""What a request can end with besides its tokens: each error has a stable code, and a sentence with the values."""
+"""The errors that can end a request. Each has a stable code, and a sentence with the values."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Final
 
 OWN_ADMIN_KEY_FOLDER: Final = "~/.baton/admin-keys"
-"""Where a cluster without configured admin keys leaves the one that it made, in its user's home."""
+"""The file in the user's home where a cluster without configured admin keys stores the one that it made."""
 
 
 class RouterError(Exception):
-    """Root of the errors that a caller of the router sees.
+    """Base class of the errors that a caller of the router sees.
 
-    ``code`` is stable, for machines; ``param`` names the parameter to blame, where one is; ``retry_after_s`` is set
-    where trying again later can help.
+    ``code`` is stable, for programs; ``param`` names the parameter to blame, if any; ``retry_after_s`` is set if a
+    later retry can help.
     """
 
     code = "internal_error"
@@ -30,7 +30,7 @@ class RouterError(Exception):
 
 
 class InternalError(RouterError):
-    """Something that is no ``RouterError`` went wrong in the router itself, and was logged."""
+    """An unexpected error in the router itself, which was logged."""
 
     def __init__(self) -> None:
         super().__init__("the router failed on this request; its log says why")
@@ -43,9 +43,9 @@ class InvalidRequestError(RouterError):
 
 
 class UnsupportedParameterError(InvalidRequestError):
-    """A parameter that we know and do not support, with a value that would change the answer.
+    """A parameter that is known but not supported, with a value that would change the answer.
 
-    ``kind`` is that value where it is a name, ``hint`` what to do instead.
+    ``kind`` is that value if it is a name; ``hint`` says what to do instead.
     """
 
     def __init__(self, param: str, *, kind: str = "", hint: str = "") -> None:
@@ -57,7 +57,7 @@ class UnsupportedParameterError(InvalidRequestError):
 
 
 class ContextLengthError(InvalidRequestError):
-    """The prompt alone, or with the tokens asked for, does not fit the model; those were asked for in ``param``."""
+    """The prompt, alone or with the output tokens that ``param`` asks for, exceeds the model's context."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class ContextLengthError(InvalidRequestError):
         param: str,
         is_at_least: bool = False,
     ) -> None:
-        # Clients know the case by these words, which are OpenAI's.
+        # Clients recognize the case by these words, which are OpenAI's.
         text = f"this model's maximum context length is {max_model_len} tokens, but the prompt has "
         if max_tokens is None:
             text += (
@@ -100,7 +100,7 @@ class BodyTooLargeError(RouterError):
 
 
 class TooManyValuesError(RouterError):
-    """The body, or what it leads to, is JSON of so many values that validating it would hold up all other requests."""
+    """The body, or something made from it, has so many JSON values that validating it would delay all others."""
 
     code = "too_many_values"
 
@@ -116,7 +116,7 @@ class TooManyValuesError(RouterError):
 class BodyNotJsonError(RouterError):
     """The body does not say that it is JSON.
 
-    A web page can make its visitor's browser send any other kind anywhere, a server on the same machine included.
+    Web pages can make a visitor's browser send other media types anywhere, even to a server on the same machine.
     """
 
     code = "unsupported_media_type"
@@ -127,7 +127,7 @@ class BodyNotJsonError(RouterError):
 
 
 class BodyEncodedError(RouterError):
-    """The body is compressed. What a small one of those unpacks to has no bound that a server could know before."""
+    """The body is compressed. A server cannot know in advance how large such a body becomes."""
 
     code = "unsupported_content_encoding"
 
@@ -147,7 +147,7 @@ class BodyTimeoutError(RouterError):
 
 
 class BodiesFullError(RouterError):
-    """Other requests' bodies take all the room that there is for bodies."""
+    """Other requests' bodies take all the room for bodies."""
 
     code = "bodies_full"
 
@@ -160,7 +160,7 @@ class BodiesFullError(RouterError):
 
 
 class HeadersTooLargeError(RouterError):
-    """More headers, or longer ones, than the router reads."""
+    """The request has more headers, or longer ones, than the router reads."""
 
     code = "headers_too_large"
 
@@ -180,7 +180,7 @@ class HeadersTimeoutError(RouterError):
 
 
 class TooManyConnectionsError(RouterError):
-    """As many connections are open as may be, and all are in use."""
+    """The limit of open connections is reached, and all are in use."""
 
     code = "too_many_connections"
 
@@ -206,7 +206,7 @@ _OWN_KEY_HINT: Final = f" (who started the cluster finds its own in {OWN_ADMIN_K
 
 
 class InvalidApiKeyError(RouterError):
-    """No key, or none that is known."""
+    """The request has no API key, or an unknown one."""
 
     code = "invalid_api_key"
 
@@ -238,7 +238,7 @@ class AdminKeyError(RouterError):
 
 
 class AdminClosedError(RouterError):
-    """Orders to workers are not taken here."""
+    """This router takes no orders to workers."""
 
     code = "admin_api_closed"
 
@@ -250,7 +250,7 @@ class AdminClosedError(RouterError):
 
 
 class HostNotAllowedError(RouterError):
-    """The request was sent to a name that is not ours."""
+    """The request's Host header has a name that is not allowed."""
 
     code = "host_not_allowed"
 
@@ -263,7 +263,7 @@ class HostNotAllowedError(RouterError):
 
 
 class OriginNotAllowedError(RouterError):
-    """The request comes from a web page that may not call us."""
+    """The request comes from a web page whose origin is not allowed."""
 
     code = "origin_not_allowed"
 
@@ -296,13 +296,13 @@ class NoReplicaError(RouterError):
 
 
 class QueueFullError(RouterError):
-    """As many requests as allowed are in progress or waiting."""
+    """The limit of requests in progress or waiting is reached."""
 
     code = "queue_full"
 
 
 class TooManyWatchersError(RouterError):
-    """As many as may watch the cluster at this router do."""
+    """The limit of watchers at this router is reached."""
 
     code = "too_many_watchers"
 
@@ -314,7 +314,7 @@ class TooManyWatchersError(RouterError):
 
 
 def is_refusal(error: RouterError, *, num_output_tokens: int) -> bool:
-    """True when a request ended by being turned away: nothing was generated for it, because too many were there."""
+    """True if a request was refused for lack of capacity, before anything was generated for it."""
     return isinstance(error, QueueFullError) and num_output_tokens == 0
 
 
@@ -334,7 +334,7 @@ class WorkerFailedError(RouterError):
 
 
 class RequestCancelledError(RouterError):
-    """The consumer of the tokens gave the request up; nobody is left to read this."""
+    """The consumer of the tokens cancelled the request, so nobody reads this error."""
 
     code = "cancelled"
 
@@ -343,7 +343,7 @@ class RequestCancelledError(RouterError):
 
 
 class ModelDirectoryError(Exception):
-    """The model directory cannot be served: one line that says why."""
+    """The model directory cannot be served; the message is one line that says why."""
 
 
 class ResponseNotFoundError(RouterError):

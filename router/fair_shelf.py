@@ -1,4 +1,4 @@
-"""A bounded store that several owners share, of whom none can push out what the others keep within their parts."""
+"""A bounded store that several owners share; no owner can evict what others keep within their equal shares."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
 
 MIN_NOTES = 64
-"""Notes on who held how much are not sorted out before there are so many."""
+"""Outdated notes are removed only once there are at least this many notes."""
 
 
 _Note: TypeAlias = tuple[int, int, str]
-"""Minus what an owner holds, a number that grows, and the owner: of equals the longest unchanged one is the least."""
+"""Minus what an owner holds, a growing number, and the owner: among equals the longest unchanged one sorts first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class _Kept(Generic[Item]):
 
 
 class FairShelf(Generic[Key, Item]):
-    """Items by key, oldest first, so many and so large together.
+    """Items by key, oldest first, bounded in count and total size.
 
-    Where there are too many, the oldest one goes of the owner who has most of them; where they are too large, of the
-    owner whose are largest together, which may be the one that just came. So nobody loses anything who has no more than
-    the room divided by the number of those who have something. A put takes logarithmic time.
+    If there are too many items, the owner with most items loses its oldest one. If they are too large, the owner with
+    the largest total does; its oldest item may be the new one. So no owner loses anything while it uses no more than
+    the room divided by the number of owners. A put takes logarithmic time.
     """
 
     def __init__(self, *, max_count: int, max_size: int | None = None) -> None:
@@ -43,21 +43,21 @@ class FairShelf(Generic[Key, Item]):
 
     @property
     def num_kept(self) -> int:
-        """How many there are."""
+        """Number of items."""
         return len(self._kept)
 
     @property
     def size(self) -> int:
-        """How large they are together."""
+        """Total size of the items."""
         return self._size
 
     @property
     def num_noted(self) -> int:
-        """How many notes are kept of who holds how much: a few for each owner."""
+        """Number of notes on how much each owner holds: a few for each owner."""
         return self._counts.num_noted + self._sizes.num_noted
 
     def put(self, key: Key, item: Item, *, owner: str, size: int = 0) -> None:
-        """Keep an item, in place of what had this key. One that is larger than all the room changes nothing."""
+        """Store an item, replacing one with the same key. An item larger than the whole shelf changes nothing."""
         if self._max_count == 0 or (self._max_size is not None and size > self._max_size):
             return
         self.pop(key)
@@ -70,12 +70,12 @@ class FairShelf(Generic[Key, Item]):
             self._drop_oldest_of(self._sizes.greatest())
 
     def get(self, key: Key) -> Item | None:
-        """What has this key."""
+        """The item with this key."""
         kept = self._kept.get(key)
         return None if kept is None else kept.item
 
     def pop(self, key: Key) -> Item | None:
-        """Take out what has this key."""
+        """Remove and return the item with this key."""
         kept = self._kept.pop(key, None)
         if kept is None:
             return None
@@ -87,7 +87,7 @@ class FairShelf(Generic[Key, Item]):
         return kept.item
 
     def oldest(self) -> Item | None:
-        """What was put first of all."""
+        """The item that was put first."""
         return next((kept.item for kept in self._kept.values()), None)
 
     def newest_first(self) -> Iterator[Item]:
@@ -104,7 +104,7 @@ class FairShelf(Generic[Key, Item]):
 
 
 class _Holders:
-    """Who holds how much. The greatest is found by a heap of notes, of which the last one of each owner is true."""
+    """How much each owner holds. A heap of notes finds the greatest; only the last note of each owner is valid."""
 
     def __init__(self) -> None:
         self._true: dict[str, _Note] = {}
@@ -116,7 +116,7 @@ class _Holders:
         return len(self._notes)
 
     def change(self, owner: str, by: int) -> None:
-        """Somebody holds so much more, or less."""
+        """Add to what an owner holds; negative to subtract."""
         if not by:
             return
         last = self._true.pop(owner, None)
@@ -130,7 +130,7 @@ class _Holders:
             self._notes = sorted(self._true.values())
 
     def greatest(self) -> str:
-        """Who holds most. Somebody holds something."""
+        """The owner who holds most. Some owner must hold something."""
         while True:
             note = self._notes[0]
             owner = note[2]

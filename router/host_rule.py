@@ -1,7 +1,8 @@
-"""Which names an API without keys answers to, and which web pages may call it.
+"""Which host names an API without keys answers to, and which web pages may call it.
 
-A page of an attacker can make its own name point to 127.0.0.1 and so call whatever listens there from its visitor's
-browser, which takes both for one site (DNS rebinding). The name that the browser then sends, the attacker's, tells.
+This prevents DNS rebinding: an attacker lets the name of its web page resolve to 127.0.0.1, so that the visitor's
+browser takes any local server for the same site, and lets the page call it. The Host header gives the attack away,
+because it has the attacker's name.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _WITH_PORT = re.compile(r"(?P<name>\[[^\]]*\]|[^:]*)(:[0-9]*)?")
 
 
 def is_loopback_name(name: str) -> bool:
-    """True for what means this machine itself: localhost, 127.0.0.0/8, and ::1."""
+    """True for names of this machine itself: localhost, 127.0.0.0/8, and ::1."""
     if name.lower() in LOOPBACK_NAMES:
         return True
     try:
@@ -45,24 +46,24 @@ def is_host_name(name: str) -> bool:
 
 
 def bare_name(name: str) -> str:
-    """A name as it is compared: in small letters, without the brackets of an IPv6 address and the dot of the root."""
+    """Normalize a name for comparison: lower case, without an IPv6 address's brackets and the trailing root dot."""
     return name.lower().removeprefix("[").removesuffix("]").removesuffix(".")
 
 
 class HostRule:
-    """Compares the headers Host and Origin of requests with what is allowed."""
+    """Checks the Host and Origin headers of requests."""
 
     def __init__(self, *, allowed_hosts: Iterable[str], allowed_origins: Iterable[str]) -> None:
         self._hosts = frozenset(bare_name(name) for name in allowed_hosts)
         self._origins = frozenset(allowed_origins)
 
     def check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Refuse requests that were sent to another name, or by a page of another site.
+        """Refuse a request that was sent to another name, or by a page of another site.
 
-        A request without the header Host passes: HTTP/1.0 has none, and browsers always send it.
+        A request without a Host header passes: HTTP/1.0 has none, and browsers always send it.
 
         Raises:
-            HostNotAllowedError, OriginNotAllowedError: It was.
+            HostNotAllowedError, OriginNotAllowedError: The header has a name or an origin that is not allowed.
         """
         found = [(name, value.decode("latin-1").strip()) for name, value in headers if name in (b"host", b"origin")]
         hosts = [value for name, value in found if name == b"host" and value]

@@ -1,4 +1,4 @@
-"""A limited number of places that several API keys share, of whom none can take all from the others."""
+"""A limited number of places that several API keys share, so that no key can take all of them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final, Generic, TypeVar
 Item = TypeVar("Item", bound=Hashable)
 
 MOST_OF_FREE: Final = 0.75
-"""Of the places that others do not hold, a key takes this share at most, once there are others."""
+"""Once there are several keys, each may hold at most this share of the places that the others do not hold."""
 
 
 class KeyShares(Generic[Item]):
-    """Who holds the places, each item one.
+    """Tracks who holds the places; each item holds one.
 
-    Until a second owner comes the first may hold all: a router with one key, or with none, has its whole limit. The
-    rest is left to whoever has less, and nothing that was given is taken back.
+    Until a second owner comes, the first may hold all places: so a router with one key, or none, has its whole limit.
+    After that, the remaining places are left to owners with fewer. Places are never taken back.
 
     Source: dynamic thresholds of shared buffers, Choudhury, Hahne, IEEE/ACM Transactions on Networking 1998.
     """
@@ -30,11 +30,11 @@ class KeyShares(Generic[Item]):
         self._has_several_owners = False
 
     def __len__(self) -> int:
-        """How many places are held."""
+        """Number of places that are held."""
         return len(self._owners)
 
     def __iter__(self) -> Iterator[Item]:
-        """What holds a place."""
+        """The items that hold a place."""
         return iter(self._owners)
 
     def add(self, item: Item, *, owner: str) -> None:
@@ -52,12 +52,12 @@ class KeyShares(Generic[Item]):
                 del self._numbers[owner]
 
     def limit_for(self, num_places: int) -> str:
-        """The limit in words, for somebody who may not take so many more."""
+        """The limit in words, for a refusal of ``num_places`` more."""
         is_share = len(self._owners) + num_places <= self._limit
         return f"the limit is {self._limit}{', of which the rest is left to other keys' if is_share else ''}"
 
     def num_left(self, owner: str | None) -> int:
-        """How many more an owner may take now, who is known from here on; None: whoever may take most."""
+        """How many more places an owner may take now; None: the owner that may take most. Registers the owner."""
         if owner is None:
             return self._limit - len(self._owners)
         if self._first_owner is None:

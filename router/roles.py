@@ -1,4 +1,4 @@
-"""The roles that a cluster has, by their names, in the order in which people read them."""
+"""The roles of a cluster by name, in display order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""By what rules pools follow the promises: how many workers they may have, and how fast they change."""
+"""The rules of autoscaling by promises: how many workers pools may have, and how fast pools change."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolBounds:
-    """The fewest and the most workers of a pool. Equal ones: it keeps its number."""
+    """The fewest and the most workers of a pool. If both are equal, the pool keeps its number."""
 
     least: int
     most: int
 
     def clamp(self, number: int) -> int:
-        """The nearest number that is allowed."""
+        """The nearest allowed number."""
         return min(max(number, self.least), self.most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingRules:
-    """``pools`` are those that follow the promises, by their roles.
+    """``pools`` are the pools that follow the promises, by role.
 
-    target: share of the requests that any number of workers could serve in time which should be.
-    window_s: what came in so much time is taken to come again.
-    hold_s: so long fewer workers must have been enough before some are drained.
-    start_s: how long a worker takes to start, until one was seen to.
+    target: the share of requests to serve in time, among those that any number of workers could serve in time.
+    window_s: the load of the last ``window_s`` is expected to come again.
+    hold_s: how long fewer workers must have been enough before some are drained.
+    start_s: the assumed time that a worker takes to start, until a start was measured.
     """
 
     pools: Mapping[str, PoolBounds]

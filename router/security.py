@@ -1,4 +1,4 @@
-"""Who may call the API, and how large what they send may be: settings, built once and checked when built."""
+"""Who may call the API, and how much they may send: settings, built once and checked when built."""
 
 from __future__ import annotations
 
@@ -23,41 +23,40 @@ MIN_KEY_CHARACTERS = 32
 _HASH = re.compile(rf"{HASH_PREFIX}[0-9a-f]{{64}}")
 
 Rank: TypeAlias = Literal["none", "user", "admin"]
-"""What a key is good for; an admin key opens what a user's key opens."""
+"""What a key permits; an admin key also permits everything that a user's key does."""
 
 
 class SecurityError(ValueError):
-    """Keys, or a file of keys, that cannot be used: one line that says why."""
+    """Keys, or a file of keys, cannot be used; the message is one line that says why."""
 
 
 def new_key() -> str:
-    """A key with 256 random bits, in characters that need no quoting anywhere."""
+    """A new key with 256 random bits, in characters that never need quoting."""
     return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def hash_key(key: str) -> str:
-    """What the configuration holds of a key.
+    """The hash of a key, which the configuration stores instead of the key.
 
-    One round of SHA-256, and no slow password hash: nobody guesses 256 random bits, however fast each guess is, and a
-    hash that takes 50 ms would let anyone without a key occupy the router with wrong ones.
+    It is one round of SHA-256, not a slow password hash. Nobody guesses 256 random bits, however fast a guess is, and a
+    hash that takes 50 ms would let anyone without a key keep the router busy with wrong keys.
     """
     return HASH_PREFIX + hashlib.sha256(key.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecuritySettings:
-    """Without keys everybody may use the API, and read /status and /metrics.
+    """Without keys anybody may use the API, and read /status and /metrics.
 
-    Keys are given as hashes (`baton keys new`), here or in files. With ``api_keys``, all but the health checks asks for
-    one of them; ``admin_keys`` also open /status, /metrics, /server_info and orders to workers, which no key of
-    ``api_keys`` does. Orders always ask for an admin key. ``own_admin_key`` is the hash of the key that a cluster
-    without ``admin_keys`` made for itself, ``is_loopback`` says that the API listens on the loopback address only; both
-    are no settings of a user's.
+    Keys are given as hashes (`baton keys new`), here or in files. With ``api_keys``, everything but the health checks
+    needs one of them. ``admin_keys`` also permit /status, /metrics, /server_info and orders to workers, which
+    ``api_keys`` do not. Orders always need an admin key. ``own_admin_key`` is the hash of the key that a cluster
+    without ``admin_keys`` made for itself; ``is_loopback`` says that the API listens on the loopback address only.
+    Users set neither of these two.
 
-    ``max_num_headers`` and ``max_header_bytes``, the URL's included, bound what comes before a body, and
-    ``header_timeout_s`` how long that may take: from a connection's beginning, or its next request's first byte.
-    Of ``max_connections`` that are open, or of fewer where the process may open fewer files, the one that waits longest
-    for a request is closed for each that comes.
+    ``max_num_headers`` and ``max_header_bytes`` bound a request's head, including the URL; ``header_timeout_s`` bounds
+    its time, from a connection's start or from its next request's first byte. At ``max_connections``, or fewer if the
+    process may open fewer files, each new connection closes the one that has waited longest for a request.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -98,24 +97,24 @@ class SecuritySettings:
 
     @property
     def has_configured_admin_keys(self) -> bool:
-        """True when some of them are admin keys."""
+        """True when admin keys are configured."""
         return bool(self.admin_keys or self.admin_key_file)
 
     @property
     def has_admin_keys(self) -> bool:
-        """True when there is a key for /admin, configured or the cluster's own."""
+        """True when there is an admin key, configured or the cluster's own."""
         return self.has_configured_admin_keys or self.own_admin_key is not None
 
     @property
     def host_rule(self) -> HostRule | None:
-        """How Host and Origin are compared; None where keys protect, or where its own names cannot be known."""
+        """The check of Host and Origin; None if keys protect the API, or if its own names cannot be known."""
         is_open_here = self.is_loopback and not (self.api_keys or self.api_key_file)
         if not is_open_here and not self.allowed_hosts:
             return None
         return HostRule(allowed_hosts=self.allowed_hosts, allowed_origins=self.cors_allow_origins)
 
     def loaded(self) -> SecuritySettings:
-        """The same settings with the keys of the files in them.
+        """The same settings with the keys from the files added.
 
         Raises:
             SecurityError: A file cannot be read, or holds no hash of a key.
@@ -130,10 +129,10 @@ class SecuritySettings:
 
 
 def check_hashes(hashes: Iterable[str], *, where: str) -> None:
-    """Refuse what is no hash of a key, without repeating it: it may be the key itself.
+    """Refuse texts that are no hash of a key, without quoting them: such a text may be the key itself.
 
     Raises:
-        SecurityError: One is not.
+        SecurityError: A text is no hash.
     """
     for number, text in enumerate(hashes, start=1):
         if not _HASH.fullmatch(text):
@@ -175,7 +174,7 @@ def _check_origin(origin: str) -> None:
 
 
 class KeyRing:
-    """Knows the rank of a key. Every hash is compared, each in constant time, whatever the key is."""
+    """Looks up the rank of a key. It compares every hash, each in constant time, so that timing reveals nothing."""
 
     def __init__(self, settings: SecuritySettings) -> None:
         self._user = tuple(text.encode() for text in settings.api_keys)
@@ -183,7 +182,7 @@ class KeyRing:
         self._admin = tuple(text.encode() for text in (*settings.admin_keys, *own))
 
     def rank_of(self, key: str) -> Rank:
-        """What a key opens."""
+        """What a key permits."""
         hashed = hash_key(key).encode()
         is_user = _is_among(hashed, self._user)
         is_admin = _is_among(hashed, self._admin)

@@ -70,10 +70,10 @@ class RouterService:
         params: type[SamplingParams] = SamplingParams,
         tracer: ProcessTracer | None = None,
     ) -> None:
-        """Load what turns text into tokens.
+        """Load the tokenizer and the chat templates.
 
-        ``pools`` are the workers of every role, by its name; ``peers`` know this router by its id, clients the model
-        by ``aliases`` too. ``params`` declare what requests may say to logits processors; ``tracer`` makes their spans.
+        ``pools`` are the workers by role, ``peers`` the other routers, ``aliases`` further names of the model.
+        ``params`` declare what requests may pass to logits processors; ``tracer`` makes requests' spans.
 
         Raises:
             ModelDirectoryError: The directory has no usable tokenizer or template.
@@ -183,7 +183,7 @@ class RouterService:
         )
 
     def _formats(self) -> tuple[ToolFormat | None, ReasoningFormat | None]:
-        """How the model writes calls of tools, and its thinking; None for what it does not know."""
+        """The model's formats of tool calls and of thinking; None for one that the model does not have."""
         templates = self.chat_renderer.templates
         source = None if templates is None else templates.default.source
         of_tools = None if templates is None else templates.with_tools.source
@@ -193,7 +193,7 @@ class RouterService:
         )
 
     async def start(self) -> None:
-        """Meet the replicas that are there, and keep following them. Idempotent."""
+        """Discover the replicas, and keep polling them. Idempotent."""
         if self._refreshing is not None:
             return
         await self._refresh(wait=True)
@@ -224,7 +224,7 @@ class RouterService:
 
     @property
     def num_alive(self) -> int:
-        """Sequences in progress, those that wait included."""
+        """Sequences in progress, including those that wait."""
         return self._orchestrator.num_alive
 
     @property
@@ -233,7 +233,7 @@ class RouterService:
         return self._orchestrator.num_waiting
 
     def is_ready(self) -> bool:
-        """True when at least one prefill and one decode replica take requests, and met each other."""
+        """True when at least one prefill and one decode replica take requests, and have met each other."""
         return not self.waits_for()
 
     def waits_for(self) -> str:
@@ -268,7 +268,7 @@ class RouterService:
         return infos
 
     def check_model(self, model: str | None) -> None:
-        """Refuse a name that is not ours; no name means ours.
+        """Refuse another model's name; no name means the served model.
 
         Raises:
             UnknownModelError: Another model was asked for.
@@ -277,7 +277,7 @@ class RouterService:
             raise UnknownModelError(model=model, served=self._names)
 
     def check_room(self, num_sequences: int) -> None:
-        """Refuse sequences that cannot run now, before anything is done for them.
+        """Refuse sequences that cannot run now, before any work is done for them.
 
         Raises:
             QueueFullError: Too many are in progress.
@@ -285,10 +285,10 @@ class RouterService:
         self._orchestrator.check_room(num_sequences)
 
     def check_capacity(self) -> None:
-        """Refuse when a role has no healthy replica; prompts can do without the prefill role unless configured not to.
+        """Refuse if a role has no healthy replica; the prefill role may be empty, unless the settings forbid it.
 
         Raises:
-            NoReplicaError: Nobody could serve a request now.
+            NoReplicaError: No replica could serve a request now.
         """
         needs_prefill = self.settings.prefill_lost_policy == "fail"
         for pool in (self.prefill_pool, self.decode_pool) if needs_prefill else (self.decode_pool,):
@@ -296,17 +296,17 @@ class RouterService:
                 raise NoReplicaError(role=pool.role, retry_after_s=self.settings.retry_after_s)
 
     def generate(self, text: TextRequest) -> TextOutput:
-        """Accept one request and let it run; see ``generate_choices``."""
+        """Accept one request and start it; see ``generate_choices``."""
         return self.generate_choices([[text]])[0]
 
     def generate_choices(self, prompts: Sequence[Sequence[TextRequest]]) -> list[TextOutput]:
-        """Accept all choices of some prompts, or none, and let them run, each where the first of its prompt runs.
+        """Accept and start all choices of some prompts, or none. Choices run where the first one of their prompt does.
 
-        They come from one caller, who set the timeout and the session of the first one for all.
+        All choices come from one caller; the timeout and the session of the first one apply to all.
 
         Raises:
-            NoReplicaError: Nobody could run them now.
-            QueueFullError: Too many are in progress, or wait.
+            NoReplicaError: No replica could run them now.
+            QueueFullError: Too many requests are in progress or waiting.
         """
         asked = prompts[0][0]
         generations = self._orchestrator.start_choices(
@@ -331,7 +331,7 @@ class RouterService:
         seed = secrets.randbits(63) if text.seed is None else text.seed % 2**63
         sampling = replace(text.sampling, seed=seed)
         if not is_first:
-            # What is said of the prompt is the same for all choices: one asks.
+            # The prompt's log-probabilities are the same for all choices, so only the first one asks for them.
             sampling = replace(sampling, num_prompt_logprobs=None)
         return GenerateRequest(
             request_id=text.request_id,
@@ -370,11 +370,11 @@ class RouterService:
         )
 
     def detokenizer(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
-        """Turns the tokens that follow a prompt into text."""
+        """A detokenizer for the tokens that follow a prompt."""
         return self._detokenizers.make(prompt_token_ids, skip_special_tokens=skip_special_tokens)
 
     def served_models(self) -> Sequence[str]:
-        """The names under which requests may ask."""
+        """The model names that requests may use."""
         return self._names
 
     async def _keep_refreshing(self) -> None:
@@ -386,7 +386,7 @@ class RouterService:
                 await self._refresh(wait=False)
                 self.live.look_if_due()
             except Exception:
-                # A broken look-up of the members must not end the following of them.
+                # A failed look-up of the members must not end this loop.
                 logger.exception("refreshing the pools failed")
 
     def _refresh_period_s(self) -> float:

@@ -33,10 +33,10 @@ _AT_LEAST_ONE = (
 _MAY_BE_NO_TIME = frozenset(
     {"recovery_wait_s", "max_write_delay_s", "backoff_max_s", "retry_after_s", "reading_wait_s", "rebalance_min_stay_s"}
 )
-"""Times that may be 0. Any other would be a loop that never rests, or a wait in which nobody can ever answer."""
+"""Times that may be 0. Any other time of 0 would mean a busy loop, or a wait that nothing can ever end in time."""
 
 LATE_PERIODS = 1.5
-"""Report periods without a word after which a replica is asked; reports of healthy ones come a little late, too."""
+"""Number of report periods without a report after which a replica is asked; healthy replicas are a little late, too."""
 
 _SILENCES = ("unresponsive_after_s", "stream_silence_timeout_s")
 
@@ -50,50 +50,50 @@ class RouterSettings:
     """Every bound and every wait of the router has its name here.
 
     ``default_max_tokens`` None lets a chat answer fill the context. ``max_num_requests`` bounds the sequences in
-    progress, ``max_num_queued`` those of them that wait until a decode replica has room for their KV; all choices of a
-    body are counted when it comes, and what was accepted waits, also for workers that are full, until its deadline.
-    ``growth_headroom_tokens`` is the room beyond its prompt that a request must find there.
-    ``recovery_wait_s`` is how long an accepted request waits for a replica to come back after a failure: longer than
-    the start of a new process takes (docs/faults.md). Its own deadline may end it sooner.
+    progress, ``max_num_queued`` those of them that wait until a decode replica has room for their KV. All choices of a
+    body are counted on arrival; accepted ones wait until their deadline, even if all workers are full.
+    ``growth_headroom_tokens`` is the room beyond its prompt that a request needs there.
+    ``recovery_wait_s`` is how long an accepted request waits for a replica to come back after a failure. It should be
+    longer than the start of a new process (docs/faults.md). The request's own deadline may end the wait sooner.
     ``max_body_values`` bounds the JSON values of a body, and so how long validating it occupies the event loop (about
     0.1 s for half a million). ``read_timeout_s`` is how long a body may take to arrive.
-    ``max_reading_bytes`` bounds the bodies of more than 64 KiB that are read, parsed or tokenized at the same time; one
-    that finds no room waits for ``reading_wait_s``.
-    ``unresponsive_after_s`` is how long a replica, which reports every ``report_period_s``, may neither report nor
-    answer before it counts as lost; ``stream_silence_timeout_s`` is the same for its output stream alone. Time in
-    which the router itself did not run does not count.
+    ``max_reading_bytes`` bounds the total of bodies above 64 KiB that are read, parsed or tokenized at the same time; a
+    body without room waits for ``reading_wait_s``.
+    Replicas report every ``report_period_s``. A replica that neither reports nor answers for ``unresponsive_after_s``
+    counts as lost; ``stream_silence_timeout_s`` is the same for its output stream alone. Time in which the router
+    itself did not run does not count.
     ``max_write_delay_s`` bounds how long tokens wait to be written together (router/wire/mailbox.py); 0 writes each at
     once.
-    ``prefill_lost_policy``, ``kv_lost_policy`` and ``decode_lost_policy`` say what becomes of a request whose worker,
-    or whose KV, is gone: another worker, computing on the decode worker, whichever is estimated cheaper, or an error.
+    ``prefill_lost_policy``, ``kv_lost_policy`` and ``decode_lost_policy`` say what happens to a request whose worker or
+    KV is lost: another worker, recomputing on the decode worker, whichever is estimated cheaper, or an error.
     ``admin_api`` lets the API give orders to workers.
-    ``write_timeout_s`` is how long a client may leave an event unread before its request is given up.
-    ``peer_period_s`` is how often routers ask each other for what they counted. ``metrics_compat`` adds metrics under
+    ``write_timeout_s`` is how long a client may leave an event unread before its request is cancelled.
+    ``peer_period_s`` is how often routers ask each other for their reports. ``metrics_compat`` adds metrics under
     another system's names.
-    A prompt of which the decode replica lacks at most ``local_prefill_tokens`` is computed there; 0 sends all to
-    prefill. So is any prompt while more than ``max_prefill_queue_lead`` more prompt tokens wait at every prefill
-    replica than at the decode replica; 0: never, whatever waits.
+    The decode replica computes a prompt itself if at most ``local_prefill_tokens`` of it are not cached there; 0 sends
+    all prompts to prefill. It also computes any prompt while every prefill replica has more prompt tokens queued than
+    the decode replica by over ``max_prefill_queue_lead``; 0: never.
     Requests with the same value of ``session_header`` go to one replica, unless its KV usage leads the emptiest one's
     by more than ``session_max_usage_lead`` or its queue by more than ``session_max_queue_lead`` tokens.
-    With ``rebalance`` live streams leave a worker that is predicted to break what they were promised between tokens, or
-    whose KV usage is at least ``rebalance_max_kv_usage``, for one with room: at most ``rebalance_max_in_flight`` at a
-    time, each ``rebalance_max_moves`` times and not before it had ``rebalance_min_stay_tokens`` from its worker in
-    ``rebalance_min_stay_s``. A worker that gave or took some rests for ``rebalance_cooldown_s``.
-    Of /v1/responses each router keeps ``max_stored_responses``, of together at most ``max_stored_response_bytes``, for
-    ``stored_response_ttl_s``; 0 of them: none.
-    Of a share ``trace_sample_rate`` of all requests each router keeps what became of them, part by part: of those that
-    run, and of the last ``trace_requests`` that ended; 0 of either: none.
-    ``promise`` is what requests are promised that ask for nothing else.
-    With ``move_waiting_prompts`` prompts that wait at a worker go to one that would end them clearly sooner, where any
-    worker takes any work; ``rebalance_max_in_flight`` and ``rebalance_max_moves`` bound that, too.
-    With ``hold_first_tokens`` a first token that another worker goes on behind waits for the next one, as long as what
-    its request was promised for both allows.
-    With ``adapt_leanings`` one of the routers changes what workers lean to as the load does, where roles are elastic.
+    With ``rebalance`` live streams leave a worker that is predicted to break their promised inter-token latency, or
+    whose KV usage is at least ``rebalance_max_kv_usage``, for a worker with room. At most ``rebalance_max_in_flight``
+    move at a time, each at most ``rebalance_max_moves`` times, and only after ``rebalance_min_stay_tokens`` tokens and
+    ``rebalance_min_stay_s`` at a worker. A worker that gave or took streams rests for ``rebalance_cooldown_s``.
+    Each router stores ``max_stored_responses`` of /v1/responses, at most ``max_stored_response_bytes`` in all, for
+    ``stored_response_ttl_s``; 0 responses: none.
+    Each router traces a share ``trace_sample_rate`` of all requests: it keeps the traces of running requests, and of
+    the last ``trace_requests`` that ended; 0 of either: none.
+    ``promise`` is the promise of requests that ask for no other.
+    With ``move_waiting_prompts``, if any worker takes any work, waiting prompts move to a worker that would complete
+    them clearly sooner; ``rebalance_max_in_flight`` and ``rebalance_max_moves`` bound these moves, too.
+    With ``hold_first_tokens`` a first token after which another worker continues is held back until the next one, as
+    long as the request's promises for both allow.
+    With ``adapt_leanings``, if roles are elastic, one of the routers adapts workers' leanings to the load.
     With ``roles`` elastic any worker takes any work, and a worker's role is how it leans; with fixed ones prompts are
     computed by prefill workers, and tokens generated by decode workers.
-    ``allows_faults``: workers take orders to suffer faults on purpose.
-    ``scaling`` are the rules of pools that follow the promises; None: none does.
-    ``tool_format`` and ``reasoning_format`` name how the model writes calls of tools and its thinking (docs/tools.md).
+    ``allows_faults``: workers accept orders to inject faults.
+    ``scaling`` are the rules of pools that follow the promises; None: no pool does.
+    ``tool_format`` and ``reasoning_format`` name the model's formats of tool calls and of thinking (docs/tools.md).
     """
 
     max_body_bytes: int = 8 * 1024 * 1024
@@ -163,14 +163,14 @@ class RouterSettings:
     scaling: ScalingRules | None = None
 
     def policy_of(self, role: Role) -> str:
-        """The name of the policy by which a replica of a role is chosen: the setting ``<role>_policy`` where there is
-        one, else the role's own.
+        """The name of the policy that chooses among replicas of a role: the setting ``<role>_policy`` if there is one,
+        otherwise the role's default.
         """
         policy: str = getattr(self, f"{role.name}_policy", role.policy)
         return policy
 
     def mirrors_cache(self, role: Role) -> bool:
-        """True when the choice of a replica of a role, or of who computes a prompt, depends on what is cached there."""
+        """True if routing for a role, or the choice of who computes a prompt, depends on prefix caches."""
         if self.is_elastic:
             return True
         return self.policy_of(role) == PREFIX or (role.decodes and self.local_prefill_tokens > 0)
@@ -182,22 +182,22 @@ class RouterSettings:
 
     @property
     def stale_after_s(self) -> float:
-        """Age at which a load report is not trusted any more: two reports in a row did not come."""
+        """Age at which a load report counts as stale: two reports in a row are missing."""
         return 2 * self.report_period_s
 
     def full_wait_s(self, num_refusals: int) -> float:
-        """How long a request that was refused so often, because a worker's queue is full, waits until it asks again."""
+        """How long a request waits before it asks again, after ``num_refusals`` refusals by full queues."""
         longest_s = max(self.backoff_max_s, self.backoff_min_s)
         return min(self.backoff_min_s * 2.0 ** min(num_refusals - 1, 32), longest_s)
 
     @property
     def moves_waiting_prompts(self) -> bool:
-        """True when prompts that wait may go to other workers."""
+        """True if waiting prompts may move to other workers."""
         return self.is_elastic and self.move_waiting_prompts
 
     @property
     def adapts_leanings(self) -> bool:
-        """True when routers change what workers lean to."""
+        """True if routers change workers' leanings."""
         return self.is_elastic and self.adapt_leanings
 
     def __post_init__(self) -> None:

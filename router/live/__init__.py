@@ -1,1 +1,1 @@
-"""The cluster as people watch it: one state, sampled for all watchers, its changes, and what happened as a timeline."""
+"""The data of the live page: a state of the cluster, sampled once for all watchers, its changes, and a timeline."""

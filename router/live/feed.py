@@ -1,4 +1,4 @@
-"""One sampling task for all who watch, and the events that each of them reads."""
+"""One sampling task for all watchers, and the events that each watcher reads."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from router.live.timeline import Happening, Timeline
 logger = logging.getLogger(f"baton.{__name__}")
 
 PERIOD_S = 1.0
-"""How often a watched cluster is sampled."""
+"""Sampling period while someone watches."""
 
 UNWATCHED_PERIOD_S = 5.0
-"""How often one that nobody watches is, for its timeline."""
+"""Sampling period while nobody watches, for the timeline."""
 
 MAX_WATCHERS = 64
-"""So many may watch one router; those beyond them are refused."""
+"""Maximum number of watchers of one router; further ones are refused."""
 
 
 @dataclass(slots=True)
@@ -37,10 +37,10 @@ class _Reader:
 
 
 class LiveFeed:
-    """The state of the cluster, numbered, the change to it, and the timeline.
+    """The numbered state of the cluster, the last change, and the timeline.
 
-    A watcher holds two numbers and nothing else. One that has read the state before gets the change; one that is
-    further behind, because it reads slowly, gets the whole state anew. So nothing is queued for anybody.
+    A watcher is only two numbers. If it has read the previous state, it gets the change; if it is further behind,
+    because it reads slowly, it gets the whole state again. So nothing is queued for watchers.
     """
 
     def __init__(
@@ -67,25 +67,25 @@ class LiveFeed:
 
     @property
     def num_watchers(self) -> int:
-        """How many watch now."""
+        """Number of watchers now."""
         return self._num_watchers
 
     @property
     def is_sampling(self) -> bool:
-        """True while somebody watches."""
+        """True while someone watches."""
         return self._sampling is not None
 
     def tell(self, happening: Happening) -> None:
-        """Note what no state shows, such as why something was decided. Watchers read it with the next change."""
+        """Add an event that no state shows, such as why something was decided. Watchers get it with the next change."""
         self.timeline.add(happening, at_unix_s=self._wall_clock())
 
     def look_if_due(self) -> None:
-        """Keep the timeline while nobody watches: costs something every ``UNWATCHED_PERIOD_S`` only."""
+        """Keep the timeline going while nobody watches: samples once every ``UNWATCHED_PERIOD_S`` at most."""
         if self._sampling is None and self._clock() - self._looked_at_s >= UNWATCHED_PERIOD_S:
             self.look()
 
     def look(self) -> None:
-        """Sample once, note what happened, and tell those who watch."""
+        """Sample once, note what happened, and wake the watchers."""
         self._looked_at_s = self._clock()
         before, state = self._state, self._sampler.sample()
         self._state = state
@@ -102,7 +102,7 @@ class LiveFeed:
         """Server-sent events, first the whole state, until the feed is closed. Close the iterator to stop watching.
 
         Raises:
-            TooManyWatchersError: Others watch already.
+            TooManyWatchersError: The limit of watchers is reached.
         """
         self.check_room()
         self._begin()
@@ -118,16 +118,16 @@ class LiveFeed:
             self._end()
 
     def check_room(self) -> None:
-        """Refuse another watcher where there are too many.
+        """Refuse another watcher if there are too many.
 
         Raises:
-            TooManyWatchersError: There are.
+            TooManyWatchersError: The limit of watchers is reached.
         """
         if self._num_watchers >= MAX_WATCHERS:
             raise TooManyWatchersError(max_watchers=MAX_WATCHERS)
 
     def close(self) -> None:
-        """End all streams, and take no new ones. Idempotent."""
+        """End all streams, and accept no new ones. Idempotent."""
         self._is_closed = True
         self._wake()
         if self._sampling is not None:
@@ -135,7 +135,7 @@ class LiveFeed:
             self._sampling = None
 
     def _news(self, reader: _Reader) -> bytes:
-        """What a watcher has not read yet; empty when that is nothing."""
+        """The events that a watcher has not read yet; empty if there are none."""
         if reader.state_number == self._number:
             return b""
         is_next = reader.state_number and reader.state_number == self._number - 1
@@ -153,7 +153,7 @@ class LiveFeed:
 
     def _begin(self) -> None:
         if self._sampling is None and not self._is_closed:
-            self.look()  # where it fails, nobody watches
+            self.look()  # if it fails, no task was started
             self._sampling = asyncio.create_task(self._keep_looking())
         self._num_watchers += 1
 

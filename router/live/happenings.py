@@ -1,4 +1,4 @@
-"""What happened between two states of the cluster."""
+"""Derives timeline entries from two states of the cluster."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _REASONS = {
     Reason.SESSION.value: "where their session is",
     Reason.LEADER.value: "behind their first choice",
 }
-"""What does not read well behind a number."""
+"""Words that do not read well after a number, and their replacements."""
 
 
 def happenings(before: State, after: State) -> Iterator[Happening]:
-    """What a person would want to know, the workers first; what happened many times is one entry."""
+    """What is worth telling an operator, workers first; repeated events are one entry."""
     yield from _of_workers(before["workers"], after["workers"], after)
     yield from _of_targets(before["wanted"], after)
     yield from _of_sizes(before["sizes"], after["sizes"])
@@ -65,8 +65,8 @@ def _of_workers(old: Mapping[str, State], new: Mapping[str, State], after: State
 
 
 def _of_targets(old: Mapping[str, int], after: State) -> Iterator[Happening]:
-    """Pools that should have more or fewer workers than before: their load, or a configuration, asks for it. Where a
-    router decided it, its reason is told instead."""
+    """Pools whose wanted number of workers changed, by the load or a configuration. If a router decided it, the entry
+    with the router's reason is used instead."""
     decided = {(row["role"], row["wanted"]) for row in after["sizes"].values()}
     for role, number in after["wanted"].items():
         if (was := old.get(role, number)) != number and (role, number) not in decided:

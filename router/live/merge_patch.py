@@ -1,4 +1,4 @@
-"""What changed between two states, as a JSON merge patch (RFC 7396)."""
+"""The difference between two states, as a JSON merge patch (RFC 7396)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, cast
 
 
 def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """The patch that makes ``after`` of ``before``: what differs, and null for what is gone. Neither may hold null."""
+    """The patch from ``before`` to ``after``: what differs, and null for what was removed. Neither may hold null."""
     patch: dict[str, Any] = {name: None for name in before if name not in after}
     for name, value in after.items():
         old = before.get(name)
@@ -19,7 +19,7 @@ def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 
 
 def apply_patch(target: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """What a patch makes of an object, as a new one."""
+    """Apply a patch to an object, and return a new one."""
     changed = dict(target)
     for name, value in patch.items():
         if value is None:

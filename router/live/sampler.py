@@ -1,4 +1,4 @@
-"""The state of the whole cluster from what this router was told already: nobody is asked for it."""
+"""Builds the state of the whole cluster from data that this router already has, without any calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from router.report.router_report import LeaningNote, ScalingNote
 from router.settings import RouterSettings
 
 State: TypeAlias = dict[str, Any]
-"""A JSON object without null, so that a merge patch (RFC 7396) can tell of all its changes (docs/live-page.md)."""
+"""A JSON object without null, so that a merge patch (RFC 7396) can express all changes (docs/live-page.md)."""
 
 _TOTALS: Final = {
     "requests": "num_requests",
@@ -57,13 +57,13 @@ TIERS: Final = ("host", "disk")
 
 
 class KnownCluster(Protocol):
-    """What this router knows of all routers (:class:`router.report.cluster_view.ClusterView`)."""
+    """This router's view of all routers (:class:`router.report.cluster_view.ClusterView`)."""
 
     def router_rows(self) -> Mapping[str, Mapping[str, object]]:
-        """All routers by their ids, as they were heard last."""
+        """All routers by id, from their last reports."""
 
     def counters(self) -> RouterCounters:
-        """What all routers counted, as they were heard last."""
+        """Counters of all routers, from their last reports."""
 
     def last_leaning(self) -> LeaningNote | None:
         """The last change of a leaning that a router made."""
@@ -75,11 +75,11 @@ class KnownCluster(Protocol):
         """The last changes of the pools' sizes that routers made."""
 
     def held_now(self) -> Mapping[str, float]:
-        """The workers whose leaning an operator chose, and until when that stands."""
+        """The workers whose leaning an operator ordered, and until when each order stands."""
 
 
 class Sampler:
-    """Makes states. Rates come from the counters of the state before, so there is one sampler for all who look."""
+    """Makes states. Rates are differences to the sample before, so all watchers share one sampler."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Sampler:
         self._sampled_at_s = clock()
 
     def sample(self) -> State:
-        """The state now."""
+        """The current state."""
         now_s = self._clock()
         elapsed_s = now_s - self._sampled_at_s
         self._sampled_at_s = now_s
@@ -188,7 +188,7 @@ class Sampler:
 
 
 def _scaling_key(note: ScalingNote) -> str:
-    """What tells one change of a pool's size from another."""
+    """A key that is unique for each change of a pool's size."""
     return f"{note.changed_at_s:.3f}/{note.role}"
 
 
@@ -197,7 +197,7 @@ def _scaling_row(note: ScalingNote) -> State:
 
 
 def blocks_by_owner(replica: Replica) -> dict[str, int]:
-    """A worker's KV blocks: they add up to ``total``. ``free`` ones have no content, ``cached`` ones nobody holds."""
+    """A worker's KV blocks by use; they add up to ``total``. ``free``: no content; ``cached``: content, no holder."""
     load = replica.load
     cached = min(load.num_cached_blocks, load.num_free_blocks)
     early = min(load.num_early_blocks, load.num_held_blocks)

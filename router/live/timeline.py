@@ -1,4 +1,4 @@
-"""What happened in the cluster, newest last: a bounded list of entries that are written out once."""
+"""The timeline of the cluster: a bounded list of entries, newest last, each serialized once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 MAX_ENTRIES = 256
-"""So many entries are kept."""
+"""How many entries are kept."""
 
 Kind: TypeAlias = Literal[
     "worker_up",
@@ -27,12 +27,12 @@ Kind: TypeAlias = Literal[
     "hand_over",
     "choice",
 ]
-"""docs/live-page.md says what each is. Readers show those that they do not know as any other."""
+"""The kinds of entries (docs/live-page.md). Readers show unknown kinds like any other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening:
-    """Something that happened, in words; ``replica`` is the worker that it happened to, if it was one."""
+    """An event in words; ``replica`` is the worker that it concerns, if any."""
 
     kind: Kind
     text: str
@@ -41,21 +41,21 @@ class Happening:
 
 
 class Entry(NamedTuple):
-    """An entry of the timeline, and its JSON."""
+    """An entry of the timeline, as JSON, with its number."""
 
     number: int
     text: str
 
 
 class Timeline:
-    """The last entries. Numbers grow by one, so that a reader knows which ones it has read."""
+    """The last entries. They are numbered consecutively, so that a reader knows which ones it has read."""
 
     def __init__(self) -> None:
         self._entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
         self.last_number = 0
 
     def add(self, happening: Happening, *, at_unix_s: float) -> None:
-        """Append an entry; the oldest one goes where there are too many."""
+        """Append an entry; if there are too many, the oldest one is dropped."""
         self.last_number += 1
         told: dict[str, object] = {
             "number": self.last_number,
@@ -69,7 +69,7 @@ class Timeline:
         self._entries.append(Entry(self.last_number, json.dumps(told, separators=(",", ":"))))
 
     def since(self, number: int) -> Sequence[str]:
-        """The JSON of the kept entries behind one, oldest first; 0 means all."""
+        """The JSON of the kept entries after ``number``, oldest first; 0 means all."""
         if number >= self.last_number:
             return ()
         return [entry.text for entry in self._entries if entry.number > number]

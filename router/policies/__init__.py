@@ -1,4 +1,4 @@
-"""Which replica takes a request: small pure functions over what is known of the replicas."""
+"""Routing policies: small pure functions that choose a replica by the replicas' state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from router.policies.prefix import least_usage_with_bonus, least_work
 from router.policies.unaware import RandomChoice, RoundRobin
 
 PREFIX = "prefix"
-"""The policy that asks what is cached where."""
+"""The policy that needs the contents of prefix caches."""
 
 _FACTORIES: dict[str, Callable[[LoadMeasure], Policy]] = {
     "kv_usage": lambda _: lowest_kv_usage,

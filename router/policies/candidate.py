@@ -1,4 +1,4 @@
-"""What a policy may look at, and what it is."""
+"""The Protocol of policies, and the state that they may read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 
 class Candidate(Protocol):
-    """A replica that could take the request. Policies read it hundreds of times a choice: plain attributes."""
+    """A replica that could take the request. Plain attributes, because a choice reads hundreds of them."""
 
     @property
     def replica_id(self) -> str:
@@ -20,11 +20,11 @@ class Candidate(Protocol):
 
     @property
     def promised_usage(self) -> float:
-        """Share of its KV blocks that is in use or promised to requests on their way; can exceed 1."""
+        """Share of its KV blocks in use, or reserved for requests on their way; can exceed 1."""
 
     @property
     def queued_tokens(self) -> int:
-        """Prompt tokens that wait to be computed there, those on their way included."""
+        """Prompt tokens that wait to be computed there, including those on their way."""
 
     @property
     def num_queued(self) -> int:
@@ -33,7 +33,7 @@ class Candidate(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What the request asks for: its prompt's length, and how much of it each replica has in its prefix cache."""
+    """The request's properties: its prompt's length, and how much of it each replica has in its prefix cache."""
 
     num_tokens: int = 0
     cached_tokens: Mapping[str, int] = field(default_factory=dict)
@@ -43,7 +43,7 @@ CandidateT = TypeVar("CandidateT", bound=Candidate)
 
 
 class Policy(Protocol):
-    """Chooses one of at least one candidates. Keeps nothing of a request."""
+    """Chooses one candidate; there is at least one. It keeps no state about requests."""
 
     def __call__(self, candidates: Sequence[CandidateT], ask: Ask, /) -> CandidateT:
         """The replica that takes the request."""

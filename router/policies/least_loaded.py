@@ -1,4 +1,4 @@
-"""The replica with the least to do: the lowest KV usage, that of two at random, or the fewest prompt tokens waiting."""
+"""Policies by load: the lowest KV usage, the lower one of two at random, or the fewest waiting prompt tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAME: Callable[[Any], str] = attrgetter("replica_id")
 def lowest_kv_usage(candidates: Sequence[CandidateT], _: Ask, /) -> CandidateT:
     """Smallest share of blocks in use after reservations; ties by queue, then by name.
 
-    A share and not a number of free blocks, so that replicas of different size fill up evenly.
+    It compares shares, not numbers of free blocks, so that replicas of different size fill up evenly.
     """
     return lowest(candidates, [item.promised_usage for item in candidates], NUM_QUEUED)
 
@@ -44,7 +44,7 @@ def fewest_queued_tokens(candidates: Sequence[CandidateT], _: Ask, /) -> Candida
 
 
 def lowest(candidates: Sequence[CandidateT], values: Sequence[float], *then: Callable[[Any], float]) -> CandidateT:
-    """The candidate with the lowest value; of several, the one with the lowest of what ``then`` reads; then by name."""
+    """The candidate with the lowest value; ties by what the ``then`` functions read, in order, then by name."""
     left = _with_lowest(candidates, values)
     for read in then:
         if len(left) == 1:

@@ -1,4 +1,4 @@
-"""Cached prefixes traded against load, in the unit that counts for each role."""
+"""Policies that trade cached prefixes against load, in each role's own unit."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from router.policies.candidate import Ask, CandidateT
 from router.policies.least_loaded import NUM_QUEUED, PROMISED_USAGE, lowest
 
 MAX_USAGE_BONUS = 0.05
-"""A decode replica that holds all of a prompt may be so much fuller than the emptiest one and is still chosen.
+"""By how much a decode replica that has a whole prompt cached may be fuller than the emptiest one and still be chosen.
 
 Replicas that the policy fills are therefore at most about this far apart."""
 
 
 def least_work(candidates: Sequence[CandidateT], ask: Ask, /) -> CandidateT:
-    """For prefill: fewest tokens to compute until this prompt is done, those it need not compute left out.
+    """For prefill: the fewest tokens to compute until this prompt is done, without cached ones.
 
-    Both sides of the trade are tokens, so no weight has to be chosen. Ties by queue, then by KV usage, then by name.
+    Load and cache are both in tokens, so no weight has to be chosen. Ties by queue, then by KV usage, then by name.
     """
     if not ask.cached_tokens:
         work = [item.queued_tokens for item in candidates]
@@ -27,9 +27,9 @@ def least_work(candidates: Sequence[CandidateT], ask: Ask, /) -> CandidateT:
 
 
 def least_usage_with_bonus(candidates: Sequence[CandidateT], ask: Ask, /) -> CandidateT:
-    """For decode: lowest KV usage, less up to ``MAX_USAGE_BONUS`` for the share of the prompt that is there already.
+    """For decode: the lowest KV usage, minus up to ``MAX_USAGE_BONUS`` for the share of the prompt that is cached.
 
-    What is there need not be transferred, and takes no second copy. Ties by queue, then by name.
+    Cached blocks need no transfer and no second copy. Ties by queue, then by name.
     """
     if not ask.cached_tokens or not ask.num_tokens:
         usage = [item.promised_usage for item in candidates]

@@ -1,4 +1,4 @@
-"""Session affinity: the replica to which all requests of a session go, while it is there and not overloaded."""
+"""Session affinity: all requests of a session go to one replica while it is available and not overloaded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from router.policies.candidate import CandidateT
 
 
 def home_of(candidates: Sequence[CandidateT], session_id: str) -> CandidateT:
-    """The session's replica by rendezvous hashing: no table, the same at every router, and when a replica goes, only
-    its own sessions move.
+    """The session's replica by rendezvous hashing. It needs no table, is the same at every router, and if a replica
+    goes, only its own sessions move.
 
     Source: Thaler and Ravishankar, Using Name-Based Mappings to Increase Hit Rates, 1998.
     """
@@ -24,7 +24,7 @@ def home_of(candidates: Sequence[CandidateT], session_id: str) -> CandidateT:
 def is_overloaded(
     replica: CandidateT, candidates: Sequence[CandidateT], *, max_usage_lead: float, max_queue_lead: int
 ) -> bool:
-    """True when it is that much fuller than the emptiest candidate, or that many tokens further behind."""
+    """True if the replica exceeds the emptiest candidate's KV usage, or the shortest queue, by more than allowed."""
     if replica.promised_usage > max_usage_lead + min([item.promised_usage for item in candidates]):
         return True
     return replica.queued_tokens > max_queue_lead + min([item.queued_tokens for item in candidates])

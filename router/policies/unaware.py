@@ -1,4 +1,4 @@
-"""Policies that look at no load, against which the others are measured: one after the other, or any."""
+"""Policies that ignore load, as baselines for the others: round robin and random."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from router.policies.candidate import Ask, CandidateT
 
 
 class RoundRobin:
-    """Goes through the replicas in the order of their names, whoever is there."""
+    """Cycles through the replicas in the order of their names, even as replicas come and go."""
 
     def __init__(self) -> None:
         self._last = ""
