@@ -123,7 +123,7 @@ def add_admin(app: FastAPI, service: RouterService) -> None:
         if _has_body(request):
             async with read_body(request, ResetBody, settings=service.settings, room=service.body_room) as body:
                 asked.append(body)
-        elif "origin" in request.headers:  # a web page's, which could send it from anywhere without asking
+        elif "origin" in request.headers:  # from a web page: browsers send these anywhere without asking
             raise BodyNotJsonError(media_type="")
         preempt_running = any(body.preempt_running or body.reset_running_requests for body in asked)
         answers = await service.administration.reset_prefix_cache(preempt_running=preempt_running)
@@ -136,7 +136,7 @@ def _has_body(request: Request) -> bool:
 
 
 def _reset_query(request: Request) -> ResetBody:
-    """The parameters in the URL."""
+    """The body from the URL's parameters."""
     words = {"true": True, "1": True, "false": False, "0": False}
     try:
         return ResetBody.model_validate({name: words.get(text, text) for name, text in request.query_params.items()})
@@ -145,7 +145,7 @@ def _reset_query(request: Request) -> ResetBody:
 
 
 def _reset_response(answers: list[ResetAnswer]) -> JSONResponse:
-    """What each worker dropped; an error that names those that dropped nothing."""
+    """What each worker dropped; or an error that names the workers that dropped nothing."""
     content: dict[str, Any] = {"success": True, "workers": [_reset_row(answer) for answer in answers]}
     failed = [answer for answer in answers if answer.dropped is None]
     if not failed:
@@ -176,17 +176,17 @@ def _reset_row(answer: ResetAnswer) -> dict[str, object]:
 
 
 def check_open(service: RouterService) -> None:
-    """Refuse orders where anybody in the network could give them.
+    """Refuse orders if anybody in the network could give them.
 
     Raises:
-        AdminClosedError: The API is open to others and asks for no key.
+        AdminClosedError: The API is reachable by others and needs no key.
     """
     if not service.settings.admin_api:
         raise AdminClosedError
 
 
 def faults_text(body: FaultsBody) -> str:
-    """What an operator asked for, in words."""
+    """The faults that an operator ordered, in words."""
     asked = [f"{name} {value:g}" for name, value in body.faults.items()]
     asked += [f"{item.fault} at occasion {item.nth}" for item in body.schedule]
     who = f"{body.role} workers" if body.role is not None else "all workers"
@@ -194,7 +194,7 @@ def faults_text(body: FaultsBody) -> str:
 
 
 def fault_options(body: FaultsBody) -> FaultOptions:
-    """The options as the connectors know them.
+    """The connectors' options for these faults.
 
     Raises:
         InvalidRequestError: There is no such fault, or its value is not allowed.

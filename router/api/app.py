@@ -41,7 +41,7 @@ from router.service import RouterService
 from router.version import baton_version
 
 MAX_SHOWN_CHARACTERS = 80
-"""Of a path that a message repeats."""
+"""How many characters of a path a message quotes."""
 
 _PATHS = frozenset(
     {
@@ -88,8 +88,8 @@ def build_app(
 ) -> FastAPI:
     """The application around a service. Its lifespan starts and closes the service.
 
-    ``answers_request_id`` False is for a server that puts the request's id into each answer by itself, as Serve does.
-    ``facts`` are what /server_info tells beside what the service knows.
+    ``answers_request_id`` False is for a server that adds the request id to each answer itself, as Serve does.
+    ``facts`` supplies what /server_info reports besides the service's own data.
     """
 
     @asynccontextmanager
@@ -105,7 +105,7 @@ def build_app(
     describe(app, security)
     generating = {**_add_generation(app, service), **add_responses(app, service), **add_messages(app, service)}
     endpoints = {path: tracing_refusals(endpoint, service) for path, endpoint in generating.items()}
-    # Inside of all other middleware: these are added from the inside out.
+    # Innermost of all middleware, which are added from the inside out.
     app.add_middleware(MethodsMiddleware, routes=app.router.routes)
     app.add_middleware(DirectRoutes, endpoints=endpoints, write_timeout_s=service.settings.write_timeout_s)
     _add_security(app, security)
@@ -127,7 +127,7 @@ def build_app(
 def _add_security(app: FastAPI, settings: SecuritySettings) -> None:
     app.add_middleware(GuardMiddleware, settings=settings)
     if settings.cors_allow_origins:
-        # Outside the guard: a browser asks without the key first, and must be able to read a refusal.
+        # Outside the guard: browsers send preflights without the key, and must be able to read a refusal.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_allow_origins,
@@ -155,9 +155,9 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def _http_problem(request: Request, error: HTTPException) -> str:
-    """What is wrong with a request that meets no endpoint, by its method and path."""
+    """What is wrong with a request that matches no endpoint, by its method and path."""
     method, path = request.method[:MAX_SHOWN_CHARACTERS], request.url.path[:MAX_SHOWN_CHARACTERS]
-    method = "GET" if method == "HEAD" else method  # the headers are those of a GET, its length included
+    method = "GET" if method == "HEAD" else method  # HEAD has the headers of a GET, including Content-Length
     if error.status_code == status.HTTP_404_NOT_FOUND:
         return f"{method} {path}: there is no such path; GET /docs lists those that there are"
     if error.status_code == status.HTTP_405_METHOD_NOT_ALLOWED:

@@ -67,9 +67,9 @@ async def _answer_chat(service: RouterService, request: Request, body: ChatBody)
 async def start_chat(
     service: RouterService, request: Request, body: ChatBody, *, answer_id: str | None = None
 ) -> tuple[AnswerHead, list[TextOutput]]:
-    """Validate a conversation and let its answers run, under the id given or a new one.
+    """Validate a conversation and start its answers, under the given id or a new one.
 
-    Who gives an id writes the answer in a form of its own, of which also a stream may tell everything at its end.
+    A caller that gives an id writes the answer in its own format, whose streams may also report everything at the end.
 
     Raises:
         RouterError: The request is refused.
@@ -138,7 +138,7 @@ async def _answer_completion(service: RouterService, request: Request, body: Com
 
 
 def _chat_limit(service: RouterService, body: ChatBody) -> OutputLimit:
-    """What a chat says under OpenAI's newer name, or under the older one."""
+    """A chat's limit, from OpenAI's newer parameter or from the older one."""
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise InvalidRequestError(
             f"max_tokens is {body.max_tokens} and max_completion_tokens is {body.max_completion_tokens}: give one",

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers, in OpenAI's shape."""
+"""Errors as HTTP answers, in the format of OpenAI or Anthropic."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ _ANTHROPIC_TYPES: Mapping[int, str] = {
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
-"""What Anthropic's API calls an error of a status."""
+"""Anthropic's error types by HTTP status."""
 
 _DETAILS: Mapping[str | None, Mapping[str, object]] = {
     "thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
 }
-"""What Anthropic's client reads of an error about a parameter: its tool runner then goes on without a thread."""
+"""The error detail that makes the tool runner of Anthropic's client continue without a thread."""
 
 
 def status_of(error: RouterError) -> tuple[int, str]:
@@ -109,14 +109,14 @@ def error_body(message: str, *, kind: str, code: str | None, param: str | None =
 
 
 def error_event(error: RouterError) -> bytes:
-    """An error in the middle of a stream, as an event."""
+    """The event for an error in the middle of a stream."""
     _, kind = status_of(error)
     body = error_body(error.message, kind=kind, code=error.code, param=error.param)
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
 class ErrorResponse(Response):
-    """An error as a whole answer, in the shape that the path's own clients read."""
+    """An error as a whole answer, in the format for the path's clients."""
 
     def __init__(self, body: Mapping[str, Any], *, status: int, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status_code=status)
@@ -136,12 +136,12 @@ class ErrorResponse(Response):
         await self.for_path(scope["path"])(scope, receive, send)
 
     def for_path(self, path: str) -> JSONResponse:
-        """The answer in the shape of one path's clients."""
+        """The answer in the format for one path's clients."""
         return self._answers[is_of_messages(path)]
 
 
 def is_of_messages(path: str) -> bool:
-    """Whether a path is one of the Messages API."""
+    """True if a path belongs to the Messages API."""
     return path == MESSAGES_PATH or path.startswith(MESSAGES_PATH + "/")
 
 
@@ -169,21 +169,21 @@ def error_response(error: RouterError) -> ErrorResponse:
 
 
 def grammar_blamed(error: RouterError, param: str | None) -> RouterError:
-    """What a worker says of a grammar, with the parameter that asks for it: a worker does not know its name."""
+    """Add the parameter's name to a worker's error about a grammar, since workers do not know it."""
     if param is None or error.param is not None or error.code not in (GRAMMAR_REFUSED, GRAMMAR_FAILED):
         return error
     return InvalidRequestError(f"the parameter '{param}' is invalid: {error.message}", code=error.code, param=param)
 
 
 def http_error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> ErrorResponse:
-    """An error of HTTP itself: unknown path, wrong method."""
+    """An error at the HTTP level: unknown path, wrong method."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     code = HTTPStatus(status).phrase.lower().replace(" ", "_")
     return ErrorResponse(error_body(message, kind=kind, code=code), status=status, headers=headers)
 
 
 def invalid_body(error: ValidationError) -> InvalidRequestError:
-    """What is wrong with a body: the first parameter to blame, and all that was said of it."""
+    """Turn a validation error into a refusal: the first parameter to blame, and all problems found with it."""
     problems = error.errors(include_url=False)
     first = problems[0]
     if first["type"] == "json_invalid":
@@ -201,10 +201,10 @@ def invalid_body(error: ValidationError) -> InvalidRequestError:
 
 
 FORM_TAG = "~"
-"""Begins the name of a form that a value of a body may have, which is no part of its place."""
+"""Prefix of the name of a form that a value may have; such a name is not part of the value's place."""
 
 UNKNOWN = frozenset({"none_required", "extra_forbidden"})
-"""What validation says of a field that a body does not have: it may only be null, or not even that."""
+"""Validation's error types for a field that a body does not have: it must be null, or must be absent."""
 
 
 def _root(location: Sequence[int | str]) -> str:
@@ -212,12 +212,12 @@ def _root(location: Sequence[int | str]) -> str:
 
 
 def _place(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """A place in the body itself, without the names of forms."""
+    """The place in the body as sent, without the names of forms."""
     return tuple(part for part in location if not _names_form(str(part)))
 
 
 def _names_form(part: str) -> bool:
-    """Whether a part of a place names a form that a value may have: ``list[str]``, ``function-after[...]``."""
+    """True if a part of a place names a form that a value may have: ``list[str]``, ``function-after[...]``."""
     return part.startswith((FORM_TAG, "function-", "constrained-", "lax-or-strict", "json-or-python")) or (
         part.endswith("]") and "[" in part
     )
@@ -230,8 +230,8 @@ def _words(problem: Any) -> str:
 
 
 def _names_class(place: Sequence[int | str]) -> bool:
-    """Whether a place has the name of a class in it, one of several that a value might have been: it is no place in the
-    body, and what is wrong with the value is all that was said of it."""
+    """True if a place contains a class name, one of several alternatives for a value. Then it is no place in the body,
+    and all problems concern the value as a whole."""
     return any(isinstance(part, str) and part[:1].isupper() for part in place)
 
 
@@ -239,7 +239,7 @@ MAX_SHOWN_CHARACTERS = 40
 
 
 def _value(problems: Sequence[Any]) -> str:
-    """What was sent, where it is one number or one short word that nobody named yet."""
+    """The value that was sent, if it is a number or a short word, and the problems do not quote it already."""
     value = problems[0].get("input")
     is_one = all(problem.get("input") is value for problem in problems)
     if not is_one or not isinstance(value, (bool, int, float, str)) or problems[0]["type"] in UNKNOWN:

@@ -1,4 +1,4 @@
-"""The answer's header that names what of a body has no effect, so that nothing is ignored silently."""
+"""The response header that names parameters without effect, so that nothing is ignored silently."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MAX_NAME_CHARACTERS = 64
 
 
 def ignored_header(body: StrictBody, templates: ChatTemplates | None) -> dict[str, str]:
-    """The header; none where everything has its effect. A conversation must have been rendered before."""
+    """The header; empty if everything has an effect. A conversation must have been rendered before."""
     return names_header(ignored_names(body, templates))
 
 
 def names_header(ignored: Iterable[str]) -> dict[str, str]:
-    """The header that tells these names; none where there are none."""
+    """The header with these names; empty if there are none."""
     names = sorted(set(ignored))
     if not names:
         return {}
@@ -32,7 +32,7 @@ def names_header(ignored: Iterable[str]) -> dict[str, str]:
 
 
 def ignored_names(body: StrictBody, templates: ChatTemplates | None) -> Iterator[str]:
-    """What of a body has no effect; what is within lists is named without its place."""
+    """The parameters of a body without effect; those inside lists are named without their place."""
     yield from body.ignored()
     if not isinstance(body, ChatBody | TokenizeBody):
         return
@@ -47,6 +47,6 @@ def ignored_names(body: StrictBody, templates: ChatTemplates | None) -> Iterator
 
 
 def _as_header(name: str) -> str:
-    """A name with what has no place in a header percent-encoded, and the rest of a long one cut off."""
+    """A name, percent-encoded where a header requires it, and truncated if it is long."""
     encoded = quote(name, safe="")
     return encoded if len(encoded) <= MAX_NAME_CHARACTERS else f"{encoded[:MAX_NAME_CHARACTERS]}..."

@@ -1,4 +1,4 @@
-"""The answer to a request that fails as nobody thought of, before its answer begins."""
+"""The answer to a request that fails with an unexpected error before its answer begins."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MAX_SHOWN_CHARACTERS = 80
 
 
 class InternalErrorMiddleware:
-    """Makes a 500 of whatever is raised, with the request's id in the log. To stand right inside of the
-    ``RequestIdMiddleware``: what the framework would say of it further outside has no id, and is not counted.
+    """Turns any exception into a 500, with the request's id in the log. It must be directly inside of
+    ``RequestIdMiddleware``: the framework's own 500 is made further outside, has no id, and is not counted.
     """
 
     def __init__(self, app: ASGIApp) -> None:

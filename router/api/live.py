@@ -1,4 +1,4 @@
-"""The page at / and what it is made of, and GET /admin/events: the cluster as a stream of changes."""
+"""The live page at / with its files, and GET /admin/events: the cluster as a stream of changes."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class PageFile(NamedTuple):
 
 @functools.cache
 def page_files() -> Mapping[str, PageFile]:
-    """All files of the page by their names, read once."""
+    """All files of the page by name, read once."""
     files = sorted(FOLDER.iterdir())
     return {item.name: PageFile(item.read_bytes(), _MEDIA_TYPES[item.suffix]) for item in files}
 
 
 class EventStream(Response):
-    """Writes what a feed tells until it ends or the client is gone."""
+    """Streams a feed's events until the feed ends or the client is gone."""
 
     def __init__(self, feed: LiveFeed) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ async def _left(receive: Receive) -> None:
 
 
 def add_live(app: FastAPI, service: RouterService) -> None:
-    """Add the routes. ``app.state.end_watching`` ends all streams, which never end by themselves."""
+    """Add the routes. ``app.state.end_watching`` ends all streams, because they never end by themselves."""
     app.state.end_watching = service.live.close
 
     @app.get("/")

@@ -1,4 +1,4 @@
-"""The OpenAPI document: bodies that the routes read themselves, answers that they write themselves, every error."""
+"""The OpenAPI document. It describes bodies, answers and errors that the framework does not know of."""
 
 from __future__ import annotations
 
@@ -134,12 +134,12 @@ _REQUEST_HEADERS = (
 
 
 def body_schema(model: type[BaseModel], *, is_required: bool = True) -> dict[str, Any]:
-    """The entry for a JSON body; nested definitions are written out in place."""
+    """The OpenAPI entry for a JSON body; nested definitions are inlined."""
     return {"requestBody": {"required": is_required, "content": {"application/json": {"schema": _schema_of(model)}}}}
 
 
 def query_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The entry for the same parameters in the URL, all of them true or false."""
+    """The OpenAPI entry for the same parameters in the URL; all are booleans."""
     return {
         "parameters": [
             {"name": name, "in": "query", "required": False, "schema": {"type": "boolean"}}
@@ -149,7 +149,7 @@ def query_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def describe(app: FastAPI, security: SecuritySettings) -> None:
-    """Make the application serve a document that says of each path what can come back."""
+    """Make the application serve a document with the possible answers of each path."""
     guard = GuardMiddleware(app, settings=security)
 
     def document() -> dict[str, Any]:
@@ -183,7 +183,7 @@ def _document(app: FastAPI, guard: GuardMiddleware, *, always: tuple[int, ...]) 
 
 
 def _codes(path: str, *, has_body: bool) -> list[int]:
-    """The errors that a path may answer with, beside those that any path may answer with."""
+    """The error codes that are specific to a path, besides those of every path."""
     codes: list[int] = []
     if has_body:
         codes += _OF_BODIES
@@ -249,7 +249,7 @@ def _header_parameters() -> list[dict[str, Any]]:
 
 @functools.cache
 def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    """The schema of a model, which nobody changes; making that of a body takes 10 ms."""
+    """A model's schema, cached because a body's takes 10 ms to make. Callers must not change it."""
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
     inlined: dict[str, Any] = _inlined(schema, definitions)

@@ -1,4 +1,4 @@
-"""How many tokens an answer may have: what its body asks for, or a default, within the model's context."""
+"""How many tokens an answer may have: by its body or a default, within the model's context."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from router.errors import ContextLengthError, InvalidRequestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputLimit:
-    """``asked_for`` is what the body says, in its parameter ``param``; ``default`` holds if it says nothing.
+    """``asked_for`` is the body's value, in its parameter ``param``; without one, ``default`` applies.
 
-    Without either the answer fills the context. 0 asks for no answer, but for what there is to say of the prompt.
-    ``most`` is how many tokens an answer may have for other reasons, and never less than ``asked_for``.
+    Without either the answer may fill the context. 0 asks for no answer, only for data about the prompt. ``most`` is a
+    bound for other reasons, never less than ``asked_for``.
     """
 
     asked_for: int | None
@@ -22,14 +22,14 @@ class OutputLimit:
 
     @property
     def is_prompt_only(self) -> bool:
-        """True when nothing is to be generated."""
+        """True if nothing should be generated."""
         return self.asked_for == 0
 
     def num_tokens(self, *, num_prompt_tokens: int, max_model_len: int, prompt_param: str) -> int:
-        """How many tokens the engine may generate: at least one, which it cannot do without.
+        """How many tokens the engine may generate: at least one, because the engine always generates one.
 
         Raises:
-            ContextLengthError: The prompt leaves no room, or not as much as was asked for.
+            ContextLengthError: The prompt leaves no room, or less than was asked for.
         """
         room = max_model_len - num_prompt_tokens
         if room < 1:
@@ -48,9 +48,9 @@ class OutputLimit:
         return max(self.asked_for, 1)
 
     def num_prompt_tokens(self, *, max_model_len: int) -> int:
-        """How many tokens of a prompt leave room for the answer; at least one.
+        """The longest prompt that leaves room for the answer; at least one token.
 
-        A default that would leave the prompt nothing gives way to it, as it does to any prompt.
+        A default that would leave no room for the prompt yields to it, as it does for any prompt.
         """
         wanted = self.default if self.asked_for is None else self.asked_for
         if self.asked_for is None and wanted is not None and wanted >= max_model_len:
@@ -58,7 +58,7 @@ class OutputLimit:
         return max(max_model_len - max(wanted or 1, 1), 1)
 
     def check_min_tokens(self, min_tokens: int, *, max_tokens: int) -> None:
-        """Refuse to generate at least more than at most.
+        """Refuse a minimum that exceeds the maximum.
 
         Raises:
             InvalidRequestError: ``min_tokens`` is larger than what was asked for, or than ``max_tokens``.

@@ -1,4 +1,4 @@
-"""From a body to prompt token ids: chats by the model's template, texts by the tokenizer, token ids as they are."""
+"""Makes prompt token ids from bodies: chats by the model's template, texts by the tokenizer, token ids unchanged."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from router.text.chat_template import ChatTemplate, NoChatTemplateError
 from router.text.tokenizer import Tokenizer
 
 _LONG_TEXT_CHARACTERS = 4_000
-"""Longer texts are tokenized in a thread, without the GIL: streams must not wait for it."""
+"""Longer texts are tokenized in a thread, without the GIL, so that streams do not wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt as it is sent to the engine; ``text`` is the body's own, None where those tokens are not its tokens.
+    """One prompt as it is sent to the engine. ``text`` is the body's text, if the tokens are exactly that text's.
 
-    A text that the body gave as token ids, or that was truncated, is known by its tokens alone.
+    ``text`` is None for a prompt that came as token ids, or that was truncated.
     """
 
     token_ids: TokenIds
@@ -38,7 +38,7 @@ class Prompt:
 
 
 class ChatFields(Protocol):
-    """The part of a body that says what conversation to render."""
+    """The fields of a body that define the conversation to render."""
 
     @property
     def messages(self) -> list[Message] | None:
@@ -46,29 +46,29 @@ class ChatFields(Protocol):
 
     @property
     def add_generation_prompt(self) -> bool | None:
-        """Whether the assistant's turn is begun."""
+        """Whether the prompt ends with the start of an assistant's turn."""
 
     @property
     def continue_final_message(self) -> bool | None:
-        """Whether the last turn is left open."""
+        """Whether the model continues the last turn."""
 
     @property
     def chat_template_kwargs(self) -> dict[str, Any] | None:
-        """More arguments of the template."""
+        """Further arguments of the template."""
 
     @property
     def read_fields(self) -> set[str]:
-        """Takes the names of the fields of messages that the template reads."""
+        """A set that collects the names of message fields that the template reads."""
 
     def template_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the template is to tell of."""
+        """The tools that the template should render."""
 
     def template_parameters(self) -> dict[str, Any]:
         """Parameters of the body that some templates read."""
 
 
 async def chat_prompt(service: RouterService, body: ChatBody, limit: OutputLimit) -> Prompt:
-    """The prompt of a conversation, with its text as rendered.
+    """Render a conversation to a prompt, with its text.
 
     Raises:
         InvalidRequestError: There is no template, or it refuses the conversation.
@@ -80,10 +80,10 @@ async def chat_prompt(service: RouterService, body: ChatBody, limit: OutputLimit
 
 
 async def predicted_answer(service: RouterService, body: ChatBody) -> TokenIds | None:
-    """What the body predicts of the answer; None where it predicts nothing.
+    """The tokens of the answer that the body predicts; None if it predicts nothing.
 
     Raises:
-        InvalidRequestError: No answer can be as long, or say some of its tokens.
+        InvalidRequestError: No answer can be as long, or contain some of its tokens.
     """
     if body.prediction is None or not (text := body.prediction.text):
         return None
@@ -104,18 +104,18 @@ async def predicted_answer(service: RouterService, body: ChatBody) -> TokenIds |
 
 
 def echoed_message(body: ChatBody) -> str:
-    """The final message where the answer is to repeat it: one of the speaker who goes on."""
+    """The final message, if the answer should repeat it; only the role that continues can be repeated."""
     final = body.messages[-1]
     goes_on = bool(body.continue_final_message) or body.add_generation_prompt is False
     return final.text if body.echo and (goes_on or final.role == "assistant") else ""
 
 
 async def render_chat(service: RouterService, body: ChatFields) -> str:
-    """The conversation as the model reads it.
+    """Render a conversation as the model reads it.
 
     Raises:
         InvalidRequestError: There is no template, or it refuses the conversation.
-        TooManyValuesError: Parsing the arguments of calls would hold up everybody else.
+        TooManyValuesError: Parsing the arguments of calls would delay all other requests.
         QueueFullError: Too many long conversations are being rendered.
     """
     assert body.messages
@@ -166,11 +166,11 @@ async def completion_prompts(service: RouterService, body: CompletionBody, limit
 
 
 def check_num_choices(service: RouterService, body: GenerateBody, *, num_prompts: int, param: str) -> None:
-    """Refuse a body that asks for more answers than allowed, or than can begin now, before anything is done for it.
+    """Refuse a body that asks for more answers than are allowed, or than can begin now, before any work is done for it.
 
     Raises:
-        InvalidRequestError: It asks for more than are ever allowed.
-        QueueFullError: Too many are in progress.
+        InvalidRequestError: It asks for more answers than are ever allowed.
+        QueueFullError: Too many requests are in progress.
     """
     name, num_choices = ("best_of", body.best_of) if body.best_of else ("n", body.n or 1)
     if body.beam_width:
@@ -200,14 +200,14 @@ async def encode(service: RouterService, text: str, *, add_special_tokens: bool)
 
 
 async def encode_all(service: RouterService, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-    """Token ids of several texts; if they are long together, they are tokenized in a thread."""
+    """Token ids of several texts; if their total length is large, they are tokenized in a thread."""
     if sum(map(len, texts)) <= _LONG_TEXT_CHARACTERS:
         return service.tokenizer.encode_all(texts, add_special_tokens=add_special_tokens)
     return await asyncio.to_thread(service.tokenizer.encode_all, texts, add_special_tokens=add_special_tokens)
 
 
 async def _check_arguments(service: RouterService, messages: Sequence[Message]) -> None:
-    """To a body the arguments of a call are one value, a text, whatever that has."""
+    """Bound the JSON values in the arguments of calls: in a body, each of these texts counts as one value only."""
     calls = [call for message in messages for call in message.tool_calls or ()]
     await check_num_values(
         [call.function.arguments.encode(errors="replace") for call in calls],
@@ -217,7 +217,7 @@ async def _check_arguments(service: RouterService, messages: Sequence[Message]) 
 
 
 def _template_arguments(template: ChatTemplate, body: ChatFields) -> dict[str, Any]:
-    """The arguments given, with the parameters that the template reads under their own names."""
+    """The given template arguments, and the body's parameters that the template reads by name."""
     arguments = dict(body.chat_template_kwargs or {})
     for name, value in body.template_parameters().items():
         if arguments.get(name, value) != value:
@@ -232,7 +232,7 @@ def _template_arguments(template: ChatTemplate, body: ChatFields) -> dict[str, A
 
 
 def _plain(message: Message, template: ChatTemplate, read: set[str]) -> dict[str, Any]:
-    """A message as templates expect it: ``developer``, OpenAI's newer name, is ``system`` to one that never says it."""
+    """A message for the template. ``developer``, OpenAI's newer name, becomes ``system`` if the template lacks it."""
     joins_reasoning = bool(message.tool_calls) and template.takes_one_text_beside_calls
     plain = message.fields(read, joins_reasoning=joins_reasoning, as_parts=template.reads_parts)
     if message.role == "developer" and not template.names("developer"):
@@ -241,7 +241,7 @@ def _plain(message: Message, template: ChatTemplate, read: set[str]) -> dict[str
 
 
 def _truncated(service: RouterService, ids: Sequence[int], body: GenerateBody, limit: OutputLimit) -> Sequence[int]:
-    """The last or the first tokens of a prompt, as many as asked for; -1 asks for as many as leave room."""
+    """Truncate a prompt to its last or first tokens, to the length asked for; -1: to what leaves room."""
     num_kept = body.truncate_prompt_tokens
     if num_kept is None:
         return ids
@@ -251,9 +251,9 @@ def _truncated(service: RouterService, ids: Sequence[int], body: GenerateBody, l
 
 
 def _checked(service: RouterService, ids: Sequence[int], *, param: str) -> TokenIds:
-    """The prompt, packed as it goes from here to the engines' rows.
+    """Check the prompt's token ids, and pack them in the form that goes to the engines' rows.
 
-    A text may hold tokens that the model has not: added ones behind its embeddings, as of a variant with pictures.
+    A text may have tokens that the model lacks: added ones beyond its embeddings, for example of a multimodal variant.
     """
     if not ids:
         raise InvalidRequestError("the prompt has no tokens", code="empty_prompt", param=param)
@@ -263,7 +263,7 @@ def _checked(service: RouterService, ids: Sequence[int], *, param: str) -> Token
 
 
 def _check_text_length(service: RouterService, text: str, body: GenerateBody, *, param: str) -> None:
-    """Refuse a text that cannot fit before it is tokenized, unless it is to be cut."""
+    """Refuse a text that cannot fit, before it is tokenized, unless it should be truncated."""
     if body.truncate_prompt_tokens is not None:
         return
     num_tokens = service.tokenizer.min_num_tokens(text)
@@ -275,10 +275,10 @@ def _check_text_length(service: RouterService, text: str, body: GenerateBody, *,
 
 
 def check_vocabulary(ids: Sequence[int], vocab_size: int, *, param: str, tokenizer: Tokenizer | None = None) -> None:
-    """Refuse token ids that the model does not have. A ``tokenizer`` says how the text has such a one.
+    """Refuse token ids that the model does not have. With a ``tokenizer`` the error shows the token's text.
 
     Raises:
-        InvalidRequestError: There are some; it names the largest.
+        InvalidRequestError: There are some; the message names the largest.
     """
     if not ids:
         return

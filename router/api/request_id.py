@@ -1,4 +1,4 @@
-"""X-Request-Id in and out, and the count of answers."""
+"""Reads and writes X-Request-Id, and counts answers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from router.report.metrics import RouterMetrics
 HEADER = "x-request-id"
 SCOPE_KEY = "baton_request_id"
 RECEIVED_KEY = "baton_received_s"
-"""In the scope: when the request came, by ``time.perf_counter``."""
+"""Scope key: when the request came, by ``time.perf_counter``."""
 
 BEGUN_KEY = "baton_answer_begun"
-"""In the scope: there once the answer has begun."""
+"""Scope key: set once the answer has begun."""
 
 MAX_CHARACTERS = 128
 _ACCEPTED = re.compile(rf"[\x21-\x7e]{{1,{MAX_CHARACTERS}}}")
@@ -27,12 +27,12 @@ _METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 
 
 def is_request_id(text: str) -> bool:
-    """Whether a caller's id can be used: it goes into headers and logs."""
+    """True if a caller's id is safe to use, since it goes into headers and logs."""
     return _ACCEPTED.fullmatch(text) is not None
 
 
 def usable_request_id(given: Sequence[bytes]) -> str:
-    """The caller's id where it sent exactly one of up to 128 visible ASCII characters, else a new one."""
+    """The caller's id if it sent exactly one, of up to 128 visible ASCII characters; otherwise a new one."""
     if len(given) == 1 and is_request_id(text := given[0].decode("latin-1")):
         return text
     return uuid.uuid4().hex
@@ -41,9 +41,9 @@ def usable_request_id(given: Sequence[bytes]) -> str:
 class RequestIdMiddleware:
     """Gives every answer the caller's request id, or a new one if there is none or it is unusable.
 
-    A body may name another one, which then stands in the scope.
+    A body may name another id, which then replaces it in the scope.
 
-    The header is left to the server around the application where that one adds it: an answer has it once.
+    If the server around the application adds the header, this middleware does not, so that an answer has it once.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RequestIdMiddleware:
         await self._app(scope, receive, send_with_id)
 
     def _label(self, path: str) -> str:
-        """The path as it is counted: those that name one thing of many count as one."""
+        """The path's label in metrics: paths that differ only in an id share one label."""
         if path in self._paths:
             return path
         start = path[: path.find("/", len("/v1/x")) + 1]

@@ -1,4 +1,4 @@
-"""GET /server_info: what runs here and how it is configured, for whoever may give orders."""
+"""GET /server_info: what runs here and how it is configured, for callers that may give orders."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from router.report.status import by_name
 from router.service import RouterService
 
 Facts: TypeAlias = Callable[[], Awaitable[Mapping[str, object]]]
-"""What a router cannot know by itself; it never fails."""
+"""Supplies facts that a router cannot know itself; never raises."""
 
 
 async def no_facts() -> Mapping[str, object]:
-    """Nothing more."""
+    """No further facts."""
     return {}
 
 
@@ -40,7 +40,7 @@ def add_server_info(app: FastAPI, service: RouterService, *, version: str, facts
 
 
 def _workers(service: RouterService) -> list[dict[str, object]]:
-    """What does not change in the life of each worker; of one that did not introduce itself yet, its id."""
+    """The constant properties of each worker; only the id of one that has not introduced itself yet."""
     return [
         {
             "replica_id": replica.replica_id,

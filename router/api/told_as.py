@@ -1,4 +1,4 @@
-"""Endpoints that translate their bodies into chats tell errors in the words of their own parameters."""
+"""Renames parameters in errors, for endpoints that translate their bodies into chats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from router.errors import RouterError
 
 
 def valid_chat(fields: Mapping[str, Any], *, params: type[SamplingParams]) -> ChatBody:
-    """A chat's body, of the fields that have a value, those that ``params`` declare among them.
+    """A chat's body from the fields that have a value, including those that ``params`` declare.
 
     Raises:
         InvalidRequestError: A chat takes no such values.
@@ -31,11 +31,11 @@ def valid_chat(fields: Mapping[str, Any], *, params: type[SamplingParams]) -> Ch
 
 @contextmanager
 def told_as(names: Mapping[str, str]) -> Iterator[None]:
-    """Name the parameters of a chat in errors as the endpoint calls them.
+    """A context in which errors name a chat's parameters as the endpoint calls them.
 
     Args:
-        names: The endpoint's own names, by those of chats. ``function.x``: the name of ``x`` of a tool, which has no
-            ``function`` there.
+        names: The endpoint's names, by the chat's names. ``function.x`` renames ``x`` of a tool, for endpoints whose
+            tools have no ``function``.
     """
     try:
         yield
@@ -51,7 +51,7 @@ def told_as(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def own_name(param: str | None, names: Mapping[str, str]) -> str | None:
-    """What the endpoint calls a parameter of a chat."""
+    """The endpoint's name of a chat's parameter."""
     return None if param is None else names.get(param.partition(".")[0], param)
 
 

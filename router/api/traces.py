@@ -1,4 +1,4 @@
-"""/v1/requests: what became of the last requests, and of each of them part by part (docs/tracing.md)."""
+"""/v1/requests: the traces of the last requests (docs/tracing.md)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add_traces(app: FastAPI, service: RouterService) -> None:
 
 
 def tracing_refusals(endpoint: Endpoint, service: RouterService) -> Endpoint:
-    """The same endpoint; what it answers with an error before anything runs leaves a trace, too."""
+    """Wrap an endpoint, so that requests which it refuses before anything runs leave a trace, too."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -54,7 +54,7 @@ def tracing_refusals(endpoint: Endpoint, service: RouterService) -> Endpoint:
 
 
 def origin_of(request: Request, service: RouterService, *, answer_id: str = "", num_choices: int = 1) -> Origin:
-    """What a request's trace is kept under."""
+    """The ids and the owner under which a request's trace is kept."""
     makes_spans = service.traces.recorder.makes_spans
     return Origin(
         request_id=request.scope.get(SCOPE_KEY, ""),

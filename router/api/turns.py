@@ -1,4 +1,4 @@
-"""From a chat's body to how its answer is read, and to the grammar that the answer must match."""
+"""Derives from a chat's body how its answer is parsed, and the grammar that the answer must match."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _ANY_ANSWER = f"start: TEXT\n{TEXT_RULE}"
 
 
 def chosen_tools(service: RouterService, body: ChatBody) -> CallRules | None:
-    """What the answer may do with the body's tools; None where it calls none.
+    """What the answer may do with the body's tools; None if it may call none.
 
     Raises:
-        InvalidRequestError: The tools or the choice among them cannot be followed.
+        InvalidRequestError: The tools, or ``tool_choice``, cannot be followed.
     """
     rules = call_rules(body.tools or (), body.tool_choice, is_parallel=body.parallel_tool_calls)
     if rules is not None and service.tool_format is None:
@@ -39,7 +39,7 @@ def chosen_tools(service: RouterService, body: ChatBody) -> CallRules | None:
 
 
 def turn_rules(service: RouterService, calls: CallRules | None, prompt: str) -> TurnRules | None:
-    """How to read answers to a rendered prompt; None where all their text is content."""
+    """How to parse answers to a rendered prompt; None if all their text is content."""
     reasoning = service.reasoning_format
     if calls is None and reasoning is None:
         return None
@@ -52,12 +52,12 @@ def turn_rules(service: RouterService, calls: CallRules | None, prompt: str) -> 
 async def turn_grammar(
     service: RouterService, body: ChatBody, rules: TurnRules | None, *, answer: str | None = None
 ) -> str | None:
-    """The grammar of a whole answer: thinking, and then calls, or what ``answer``, a grammar, says; None for any text.
+    """The grammar of a whole answer: thinking, then calls or a text of the grammar ``answer``; None for any text.
 
-    Where tools must be called there is no other answer, and its form says nothing.
+    If tools must be called, there is no other answer, and ``answer`` has no effect.
 
     Raises:
-        InvalidRequestError: Tools that cannot be followed, or thinking that cannot be bounded.
+        InvalidRequestError: The tools cannot be followed, or the thinking cannot be bounded.
     """
     vocabulary = service.tokenizer
     budget = body.thinking_token_budget
@@ -87,7 +87,7 @@ async def turn_grammar(
 
 
 def grammar_param(body: ChatBody, rules: TurnRules | None) -> str | None:
-    """The parameter to blame where a worker cannot follow the grammar of a whole answer; None where there is none."""
+    """The parameter to blame if a worker cannot follow the whole answer's grammar; None if there is no grammar."""
     calls = None if rules is None else rules.calls
     names = [] if calls is not None and calls.must_call else grammar_names(body)
     if names or calls is not None:
@@ -104,13 +104,13 @@ def _written(body: ChatBody, tool_format: ToolFormat, rules: CallRules, vocabula
 
 
 def _place_of(body: ChatBody, name: str) -> str:
-    """Where in the body the schema of a tool's arguments is."""
+    """The place in the body of the schema of a tool's arguments."""
     [index] = [index for index, tool in enumerate(body.tools or ()) if tool.function.name == name]
     return f"tools.{index}.function.parameters"
 
 
 async def _checked(service: RouterService, body: ChatBody, rules: CallRules, written: str) -> str:
-    """The grammar of calls as workers take it; what is wrong with a tool's schema is told at its place."""
+    """Check the grammar of calls; an error in a tool's schema names its place."""
     try:
         return await service.grammars.check(lark_grammar(written), param="tools")
     except GrammarCostError:

@@ -1,1 +1,1 @@
-"""What HTTP asks before the API does: connections, methods, keys, bounds on bodies."""
+"""The HTTP layer below the API: connections, methods, keys, bounds on bodies."""

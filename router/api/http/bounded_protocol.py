@@ -1,8 +1,8 @@
-"""HTTP connections that hold little while a request's headers come, and wait for them only so long.
+"""HTTP connections that bound the memory and the time of a request's headers.
 
-uvicorn keeps whatever comes until the headers are whole, and only then anybody can look at them. So what has come of a
-head is measured after each read (256 KiB at most), and nothing is done for a head that comes in one: the middleware
-that sees whole requests compares those exactly (``router.api.http.guard``).
+uvicorn buffers headers until they are complete, and only then can other code see them. So an incomplete head is
+measured after each read (256 KiB at most). A head that arrives in one read is not measured here, because the middleware
+for whole requests checks it exactly (``router.api.http.guard``).
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from router.security import SecuritySettings
 from router.settings import RouterSettings
 
 LINE_BYTES = 64
-"""What a line may have beside a header's name and value: the colon, spaces, its end."""
+"""Bytes of a line besides a header's name and value: the colon, spaces, the line end."""
 
 LINGER_S = 2.0
-"""For so long what a refused client goes on sending is read and dropped: a connection that is closed with anything
-unread is reset, and the client may lose the answer. A body that goes on puts the end off, by ``header_timeout_s`` at
-most."""
+"""How long data that a refused client keeps sending is read and dropped. Closing a connection with unread data resets
+it, and the client may lose the answer. A body that continues extends this time, to ``header_timeout_s`` at most."""
 
 RETRY_AFTER_S = 1.0
 
@@ -46,15 +45,15 @@ each takes kilobytes while it waits."""
 DEFAULTS = SecuritySettings()
 
 _rooms: WeakKeyDictionary[ServerState, ConnectionRoom] = WeakKeyDictionary()
-"""One for each server of this process; uvicorn gives its connections nothing else in common."""
+"""The room of each server in this process, found by the only object that uvicorn's connections share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """How many connections may be open, what each may send before its request is there, and how long it may leave
-    what it was sent unread.
+    """How many connections may be open, what each may send before its request is complete, and how long it may leave
+    answers unread.
 
-    ``router.security`` and ``router.settings`` say what the numbers mean.
+    ``router.security`` and ``router.settings`` define the numbers.
     """
 
     max_num_headers: int = DEFAULTS.max_num_headers
@@ -65,7 +64,7 @@ class HttpLimits:
 
     @classmethod
     def of(cls, settings: SecuritySettings, *, write_timeout_s: float) -> Self:
-        """Those of a router's settings."""
+        """The limits from a router's settings."""
         return cls(
             max_num_headers=settings.max_num_headers,
             max_header_bytes=settings.max_header_bytes,
@@ -76,12 +75,12 @@ class HttpLimits:
 
     @property
     def max_unparsed_bytes(self) -> int:
-        """Bytes of an unfinished head, or of what stands around a body's chunks, at most."""
+        """Maximum bytes of an incomplete head, or of the framing around a body's chunks."""
         return self.max_header_bytes + LINE_BYTES * (self.max_num_headers + 1)
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. What is refused is told after the answers to what came before it."""
+    """One connection. A refusal is sent after the answers to earlier requests."""
 
     limits: ClassVar[HttpLimits] = HttpLimits()
 
@@ -105,10 +104,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._refusal: RouterError | None = None
         self._is_in_head = False
-        self._has_left = False  # to another protocol, with its transport
-        self._is_progress = False  # what is being parsed is more than a part of a head, or framing
+        self._has_left = False  # upgraded: another protocol has taken the transport
+        self._is_progress = False  # the data being parsed is more than part of a head, or framing
         self._num_unparsed_bytes = 0
-        self._lingers_until_s: float | None = None  # where the last answer went out before its request's body was in
+        self._lingers_until_s: float | None = None  # set if the last answer came before its request's body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
@@ -122,7 +121,7 @@ class BoundedProtocol(HttpToolsProtocol):
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing more."""
+        """Stop all timers and waits."""
         super().connection_lost(exc)
         self._stop_timer()
         self._room.end_waiting(self)
@@ -132,7 +131,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, and measure what that leaves behind."""
+        """Parse the data, and measure what remains unparsed."""
         if self._lingers_until_s is not None:
             self._put_end_off(self._lingers_until_s)
             return
@@ -159,7 +158,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_timer()
 
     def on_message_begin(self) -> None:
-        """Begin a head, with all its room and time."""
+        """Begin a head, with its full limits of size and time."""
         super().on_message_begin()
         self._is_progress = self._is_in_head = True
         self._stop_timer()
@@ -180,7 +179,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.transport = LingeringTransport(self, self.cycle)  # type: ignore[assignment]
 
     def linger(self) -> None:
-        """End the sending half, and close the connection once the client stops sending what nobody waits for."""
+        """Close the sending half, and the whole connection once the client stops sending data that nobody reads."""
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._lingers_until_s = self.loop.time() + self.limits.header_timeout_s
@@ -192,13 +191,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_at(min(self.loop.time() + LINGER_S, until_s), self.transport.close)
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of a body, which others bound."""
+        """Take a part of a body; bodies are bounded elsewhere."""
         self._is_progress = True
         if self._refusal is None:
             super().on_body(body)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, or tell what was refused meanwhile."""
+        """Wait for the next request, or send a refusal that came up meanwhile."""
         super().on_response_complete()
         if self._is_answering or self.transport.is_closing():
             return
@@ -209,18 +208,17 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_timer()
 
     def handle_websocket_upgrade(self) -> None:
-        """Hand the connection over."""
+        """Hand the connection over to the websocket protocol."""
         self._has_left = True
         super().handle_websocket_upgrade()
 
     @property
     def _is_answering(self) -> bool:
-        """Whether the last request that came has not been answered yet, and so perhaps others before it."""
+        """True if the last request, and perhaps earlier ones, has not been answered yet."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _held_of(self, data: bytes) -> int:
-        """Bytes of the head that is kept, of which the last read held the beginning: its lines, and the last one's
-        part."""
+        """Buffered bytes of the head that began in the last read: its complete lines, and the incomplete last line."""
         num_bytes = sum(len(name) + len(value) for name, value in self.headers)
         return num_bytes + max(len(self.url), len(data) - data.rfind(b"\n") - 1)
 
@@ -234,7 +232,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _be_late(self) -> None:
-        """Give up a client whose request did not come. One that began with it is told."""
+        """Give up a client whose request did not come in time. A client that had begun it gets an error."""
         self._timer = None
         if self._is_in_head:
             self._refuse(HeadersTimeoutError(timeout_s=self.limits.header_timeout_s))
@@ -242,7 +240,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, error: RouterError) -> None:
-        """Read no more requests from this connection. One whose body breaks off here ends without an answer."""
+        """Read no more requests from this connection. A request whose body is cut off here gets no answer."""
         self._refusal = error
         self._stop_timer()
         if not self._is_answering:
@@ -264,17 +262,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _end_if_unread(peer: socket.socket | None, *, timeout_s: float) -> None:
-    """Have the system end a connection whose client takes nothing of what waits for it, for so long.
+    """Let the kernel end a connection whose client reads nothing of the data that waits for it for ``timeout_s``.
 
-    Nobody else could: an answer is complete once it is written, and a connection that is to be closed is kept until
-    all of it is sent.
+    The server itself could not: it counts an answer as complete once it is written, and a closing connection stays open
+    until all data is sent.
     """
     if peer is not None and peer.family in (socket.AF_INET, socket.AF_INET6):
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(int(timeout_s * 1000), 1))
 
 
 class LingeringTransport:
-    """The transport of a connection that ends with an answer, which may be out before the request's body is in."""
+    """The transport of a connection that closes after an answer, perhaps before the request's body has arrived."""
 
     def __init__(self, protocol: BoundedProtocol, cycle: RequestResponseCycle) -> None:
         self._protocol = protocol
@@ -282,7 +280,7 @@ class LingeringTransport:
         self._transport = protocol.transport
 
     def close(self) -> None:
-        """Close the connection; where a body still comes, not before the client had the time to read the answer."""
+        """Close the connection; if a body is still arriving, first give the client time to read the answer."""
         if self._cycle.more_body and not self._transport.is_closing():
             self._protocol.linger()
         else:

@@ -1,4 +1,4 @@
-"""How many connections a server holds, and which one goes for a new one."""
+"""Bounds a server's open connections, and chooses which one to close for a new one."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Protocol
 logger = logging.getLogger(f"baton.{__name__}")
 
 FILES_SHARE = 0.75
-"""So much of the files that a process may open can be clients' connections; workers' and logs need some, too."""
+"""Share of a process's file limit for clients' connections; workers' connections and logs need files, too."""
 
 QUIET_SHARE = 0.9
-"""The limit is told of again once fewer than so much of it were open in between."""
+"""The limit is logged again only after the open connections fell below this share of it."""
 
 
 class Connection(Protocol):
-    """What a client is connected by."""
+    """A client's connection."""
 
     def drop(self) -> None:
         """Close it at once."""
 
 
 class ConnectionRoom:
-    """The connections of one server that wait for a request, longest first.
+    """The connections of one server that wait for a request, the longest-waiting first.
 
-    Where there are too many, the one that waits longest goes for each that comes, a client that keeps it for later or
-    one that never sends anything, so that health checks are answered whatever idles. Only where all others are being
-    answered is a new one turned away.
+    At the limit, each new connection closes the one that has waited longest, whether it is kept alive for later or has
+    never sent anything. So idle connections cannot block health checks. A new connection is refused only if all others
+    are being answered.
     """
 
     def __init__(self, max_connections: int) -> None:
@@ -39,15 +39,15 @@ class ConnectionRoom:
         self._is_told = False
 
     def wait(self, connection: Connection) -> None:
-        """Know that a connection waits for a request from now on."""
+        """Note that a connection waits for a request from now on."""
         self._waiting[connection] = None
 
     def end_waiting(self, connection: Connection) -> None:
-        """Know that it does so no more. Idempotent."""
+        """Note that a connection no longer waits. Idempotent."""
         self._waiting.pop(connection, None)
 
     def admit(self, num_open: int) -> bool:
-        """Whether a new connection may stay, which is one of ``num_open``; another one may go for it."""
+        """Decide whether a new connection, one of ``num_open``, may stay; this may close another one."""
         if num_open <= self._max_connections:
             self._is_told = self._is_told and num_open > self._max_connections * QUIET_SHARE
             return True

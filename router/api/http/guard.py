@@ -1,4 +1,4 @@
-"""What each call passes first: limits on headers, names that it answers to, and keys."""
+"""The first check of each request: limits on headers, allowed host names, and API keys."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from router.errors import AdminKeyError, HeadersTooLargeError, InvalidApiKeyErro
 from router.security import KeyRing, SecuritySettings, hash_key
 
 _OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/v1/health", "/ping", "/ready"})
-"""What a load balancer asks."""
+"""Paths for load balancers."""
 
 _ORDER_PATHS = ("/admin", "/reset_prefix_cache", "/server_info")
 _READ_PATHS = ("/status", "/metrics", "/admin/events")
 _ADMIN_PATHS = (*_READ_PATHS, *_ORDER_PATHS)
-"""These and everything below them. Where the only key is the cluster's own, it is for orders alone."""
+"""These paths and everything below them. If the only key is the cluster's own, only orders need it."""
 
 _PAGE_FILES = "/live/"
-"""What the page at / is made of: it tells nothing of the cluster."""
+"""The files of the page at /, which reveal nothing about the cluster."""
 
 _OWNER = "baton_owner"
 _IS_ADMIN = "baton_is_admin"
@@ -29,7 +29,7 @@ Access: TypeAlias = Literal["open", "user", "admin"]
 
 
 class GuardMiddleware:
-    """Refuses what may not pass before anything else looks at it. A path that nobody thought of needs a key."""
+    """Refuses requests before any other code sees them. Unknown paths need a key."""
 
     def __init__(self, app: ASGIApp, *, settings: SecuritySettings) -> None:
         self._app = app
@@ -88,18 +88,18 @@ class GuardMiddleware:
 
 
 def owner_of(scope: Scope) -> str:
-    """Whose request this is: the hash of its key, or nothing where no key was asked for."""
+    """The owner of a request: the hash of its key, or empty if no key was needed."""
     owner: str = scope.get(_OWNER, "")
     return owner
 
 
 def is_admin(scope: Scope) -> bool:
-    """True when the request came with an admin key where some key was asked for."""
+    """True if a key was needed and the request has an admin key."""
     return bool(scope.get(_IS_ADMIN))
 
 
 def _key_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The key of a request that has exactly one: in Authorization, or where there is none in X-Api-Key, as clients of
+    """The key of a request, if it has exactly one: in Authorization, or without that in X-Api-Key, as clients of
     /v1/messages send it."""
     values = [value for name, value in headers if name == b"authorization"]
     if not values:

@@ -1,4 +1,4 @@
-"""What callers say in headers."""
+"""Reads the request headers that callers may set."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def timeout_header(service: RouterService, request: Request) -> float | None:
 
 
 def promise_headers(request: Request) -> Promise:
-    """What the caller wants to be promised.
+    """The promise that the caller asks for.
 
     Raises:
         InvalidRequestError: A value is no positive number, or more than an hour.
@@ -67,7 +67,7 @@ def _milliseconds(request: Request, name: str) -> float | None:
 
 
 def caller_context(request: Request) -> TraceContext:
-    """The caller's span, by W3C's headers; whether they can be used is for who uses them to say."""
+    """The caller's span context from the W3C headers, not validated here."""
     headers = request.headers
     return TraceContext(traceparent=headers.get("traceparent", ""), tracestate=headers.get("tracestate", ""))
 

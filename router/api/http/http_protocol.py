@@ -1,11 +1,11 @@
-"""HTTP connections as uvicorn serves them, and beyond: half-closed clients, and HTTP/1.0.
+"""HTTP connections of uvicorn, extended for half-closed clients and for HTTP/1.0.
 
-uvicorn takes the end of what a client sends for its departure. But a client may close that half of its connection alone
-(``nc -N``, a script that calls ``shutdown``), and wait. Both send the same; what tells them apart is that the system of
-a client that is gone refuses what is sent to it. So something is sent at once that belongs to any answer: the bytes
-that each begins with, or, once it has begun, a zero in front of its next chunk's length. Then the connection is looked
-at until the answer is complete. Only in the middle of a stream without chunks, which HTTP/1.0 gets, the next token has
-to tell.
+When a client closes its sending half, uvicorn assumes that the client is gone. But it may have closed only that half
+(``nc -N``, a script that calls ``shutdown``), and wait for the answer. Both cases look the same on the wire, except
+that the system of a departed client resets the connection when something is sent to it. So bytes that belong to any
+answer are sent at once: its first bytes or, once it has begun, a zero in front of its next chunk's length. Then the
+connection's state is polled until the answer is complete. In the middle of an unchunked stream, which HTTP/1.0 gets,
+only the next token can show it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from router.api.http.bounded_protocol import BoundedProtocol, HttpLimits
 
 BEGINNING = b"HTTP/1.1 "
-"""What uvicorn begins every answer with."""
+"""The bytes with which uvicorn begins every answer."""
 
 LEADING_ZERO = b"0"
-"""Changes no number. What is written next to a chunked answer begins with a chunk's length."""
+"""A leading zero. The next write of a chunked answer begins with a chunk's length, which it does not change."""
 
 LOOK_PERIOD_S = 0.2
 _TCP_CLOSE = 7
-"""The kernel's state of a connection that was reset, as the first byte of TCP_INFO."""
+"""The first byte of TCP_INFO for a connection that was reset."""
 
 
 class HttpProtocol(BoundedProtocol):
@@ -41,7 +41,7 @@ class HttpProtocol(BoundedProtocol):
             cycle.send = _UnchunkedSend(cycle)  # type: ignore[method-assign]
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """True, which keeps the connection, where a whole request waits for its answer."""
+        """True, which keeps the connection open, if a complete request waits for its answer."""
         cycle = self.cycle
         if cycle is None or cycle.more_body or cycle.response_complete or self.scheme == "https":
             return False
@@ -58,7 +58,7 @@ class HttpProtocol(BoundedProtocol):
         asyncio.get_running_loop().call_later(LOOK_PERIOD_S, self._look, cycle)
 
     def _look(self, cycle: RequestResponseCycle) -> None:
-        """Drop the connection of a client that is gone. Nobody reads from it any more, so nobody else would tell."""
+        """Drop the connection if the client is gone. Nothing reads from it any more, so nothing else would notice."""
         if cycle.response_complete or self.transport.is_closing():
             return
         if _is_reset(self.transport.get_extra_info("socket")):
@@ -68,14 +68,14 @@ class HttpProtocol(BoundedProtocol):
 
 
 class _BegunTransport:
-    """A transport that the beginning of the next write went out on before."""
+    """A transport on which the first bytes of the next write were already sent."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._is_first = True
 
     def write(self, data: bytes) -> None:
-        """Write what is missing."""
+        """Write the remaining bytes."""
         if self._is_first:
             self._is_first = False
             if not data.startswith(BEGINNING):
@@ -88,7 +88,7 @@ class _BegunTransport:
 
 
 class _UnchunkedSend:
-    """Sends to a client that knows no chunks: where an answer has no length, the connection's end is its end."""
+    """Sends to a client without chunked encoding: an answer without a length ends with the connection."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
@@ -111,5 +111,5 @@ def _is_reset(peer: Any) -> bool:
 
 
 def install(limits: HttpLimits) -> None:
-    """Make HTTP servers that uvicorn starts in this process use it. uvicorn takes a class where it has names."""
+    """Make uvicorn's HTTP servers in this process use this protocol. uvicorn accepts a class in place of a name."""
     uvicorn.config.HTTP_PROTOCOLS["auto"] = HttpProtocol.with_limits(limits)  # type: ignore[assignment]

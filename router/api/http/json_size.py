@@ -1,4 +1,4 @@
-"""How many values a JSON text holds, found without making any of them."""
+"""Counts the values of a JSON text without parsing it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _QUOTE, _BACKSLASH, _COMMA, _BRACKET, _BRACE = b'"\\,[{'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonSize:
-    """Separators and openings outside of strings. Values are at most ``num_commas`` + ``num_containers`` + 1."""
+    """Counts of commas and opening brackets. There are at most ``num_commas`` + ``num_containers`` + 1 values."""
 
     num_commas: int
     num_arrays: int
@@ -20,7 +20,7 @@ class JsonSize:
 
     @property
     def num_values(self) -> int:
-        """An upper bound of the values, those in containers included."""
+        """An upper bound on the values, including those in containers."""
         return self.num_commas + self.num_arrays + self.num_objects + 1
 
     @property
@@ -30,12 +30,12 @@ class JsonSize:
 
 
 def rough_size(text: bytes) -> JsonSize:
-    """An upper bound, which takes what stands in strings for structure. 8 MB take some milliseconds at most."""
+    """An upper bound, which also counts characters inside strings. 8 MB take some milliseconds at most."""
     return JsonSize(num_commas=text.count(b","), num_arrays=text.count(b"["), num_objects=text.count(b"{"))
 
 
 def exact_size(text: bytes) -> JsonSize:
-    """Without what stands in strings. Works in numpy, which holds no lock meanwhile: call it in a thread."""
+    """The counts without characters inside strings. numpy releases the GIL for it: call it in a thread."""
     characters = np.frombuffer(text, dtype=np.uint8)
     is_quote = characters == _QUOTE
     if _BACKSLASH in text:
@@ -51,10 +51,10 @@ def exact_size(text: bytes) -> JsonSize:
 
 
 def _is_escaped(characters: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """[num_characters] True behind an odd number of backslashes."""
+    """[num_characters] True for a character after an odd number of backslashes."""
     places = np.arange(characters.size, dtype=np.int32)
     last_other = np.maximum.accumulate(np.where(characters == _BACKSLASH, np.int32(-1), places))
-    # Backslashes in a row that end at each place.
+    # The length of the run of backslashes that ends at each position.
     run = places - last_other
     is_escaped = np.zeros(characters.size, dtype=np.bool_)
     is_escaped[1:] = (run[:-1] & 1).astype(np.bool_)

@@ -1,4 +1,4 @@
-"""HEAD and OPTIONS on every path: what probes, proxies and browsers send before, or instead of, a GET."""
+"""HEAD and OPTIONS on every path, which probes, proxies and browsers send before, or instead of, a GET."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 METHOD_NOT_ALLOWED = 405
 
 IS_HEAD = "baton_is_head"
-"""Key of a request's scope that is a HEAD, for answers that would never end."""
+"""Scope key that marks a HEAD request, for endpoints whose answers never end."""
 
 
 class MethodsMiddleware:
     """Answers HEAD as GET without the body, and OPTIONS with the methods that a path takes.
 
-    Unknown paths, and HEAD on a path that has no GET, are left to the application, which refuses them; what it then
-    says of the methods that are allowed is made complete. Preflight requests of browsers, from origins that may ask,
-    are answered before they come here.
+    Unknown paths, and HEAD on a path without GET, go to the application, which refuses them; its Allow header is
+    completed here. Browsers' preflight requests from allowed origins are answered before they come here.
     """
 
     def __init__(self, app: ASGIApp, *, routes: Sequence[BaseRoute]) -> None:
@@ -41,7 +40,7 @@ class MethodsMiddleware:
             await self._app(scope, receive, self._with_allow(scope, send))
 
     def _methods_of(self, scope: Scope) -> list[str]:
-        """The methods that a path takes, sorted; none where there is no such path."""
+        """The methods that a path takes, sorted; none if there is no such path."""
         found: set[str] = set()
         for route in self._routes:
             match, _ = route.matches(scope)

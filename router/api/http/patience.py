@@ -1,4 +1,4 @@
-"""Awaiting with a deadline that costs nothing when there is nothing to wait for."""
+"""Awaits with a deadline, at no cost if nothing has to wait."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from starlette.types import Message, Send
 
 
 class PatientSend:
-    """A ``send`` that gives its client up when that leaves a message unread for ``timeout_s``.
+    """A ``send`` that gives up a client that leaves a message unread for ``timeout_s``.
 
-    What the server raises for a client that is gone means the same.
+    An error that the server raises for a departed client is treated the same.
     """
 
     def __init__(self, send: Send, *, timeout_s: float) -> None:
@@ -33,11 +33,11 @@ class PatientSend:
 async def within(awaitable: Awaitable[None], timeout_s: float) -> None:
     """Await within ``timeout_s``.
 
-    Most writes end without waiting. Those are run on the spot: a timer that is set and cut off for every token of
-    every stream would cost more than the write.
+    Most writes complete without waiting, and then no timer is set: to set and cancel one for every token of every
+    stream would cost more than the write.
 
     Raises:
-        TimeoutError: It did not end in time, and was cancelled.
+        TimeoutError: The awaitable did not complete in time, and was cancelled.
     """
     if type(awaitable) is not types.CoroutineType:
         async with asyncio.timeout(timeout_s):
@@ -53,7 +53,7 @@ async def within(awaitable: Awaitable[None], timeout_s: float) -> None:
 
 @types.coroutine
 def _rest(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
-    """Go on with a coroutine that was begun, from what it waits for first."""
+    """Continue a coroutine that was started, from its first awaited object on."""
     while True:
         failure: BaseException | None = None
         sent: Any = None

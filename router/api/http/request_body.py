@@ -1,4 +1,4 @@
-"""Reading a body: bounded while it arrives and before it is parsed, then validated in one go."""
+"""Reads a body: bounded while it arrives and before it is parsed, then validated in one go."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 logger = logging.getLogger(f"baton.{__name__}")
 
 SMALL_BODY_BYTES = 64 * 1024
-"""A body needs room once it is larger. HTTP servers take in so much of each connection whether it is read or not."""
+"""Larger bodies need room. HTTP servers buffer this much of each connection in any case."""
 
 
 class _Share:
-    """What one body has of the room."""
+    """One body's share of the room."""
 
     def __init__(self, room: BodyRoom) -> None:
         self._room = room
@@ -52,17 +52,17 @@ class _Share:
 async def read_body(
     request: Request, model: type[BodyT], *, settings: RouterSettings, room: BodyRoom
 ) -> AsyncIterator[BodyT]:
-    """The validated body, which has its share of ``room`` until the context is left.
+    """Read and validate a body, which keeps its share of ``room`` until the context is left.
 
     Raises:
-        BodiesFullError: Other bodies took all the room, and for too long.
+        BodiesFullError: Other bodies took all the room for too long.
         BodyNotJsonError: It does not say that it is JSON.
         BodyEncodedError: It is compressed.
         BodyTooLargeError: It is larger than allowed; no more than that was read.
         BodyTimeoutError: It did not arrive in time.
-        TooManyValuesError: Validating it would hold up everybody else.
+        TooManyValuesError: Validating it would delay all other requests.
         RequestCancelledError: The client left before it was complete.
-        InvalidRequestError: It is not JSON, or not what ``model`` takes.
+        InvalidRequestError: It is not JSON, or not valid for ``model``.
     """
     share = _Share(room)
     try:
@@ -135,7 +135,7 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
 
 
 def _announced_bytes(request: Request) -> int | None:
-    """How long the body will be; None when that is not known. With a transfer coding the header does not count."""
+    """The announced length of the body; None if unknown. With a transfer coding the header does not count."""
     length = request.headers.get("content-length", "")
     if not length.isdecimal() or "transfer-encoding" in request.headers:
         return None
@@ -144,7 +144,7 @@ def _announced_bytes(request: Request) -> int | None:
 
 @asynccontextmanager
 async def _stopped(deadline: asyncio.Timeout) -> AsyncIterator[None]:
-    """Time that passes in here is not the client's."""
+    """Stop the client's deadline while the router itself waits."""
     loop = asyncio.get_running_loop()
     until_s = deadline.when()
     assert until_s is not None
@@ -156,7 +156,7 @@ async def _stopped(deadline: asyncio.Timeout) -> AsyncIterator[None]:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Nothing that is made meanwhile is garbage: looking for some doubles the time of a large body."""
+    """Pause garbage collection: parsing makes no garbage, and collections would double the time of a large body."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,1 +1,1 @@
-"""What a body asks for, as what the engine works by: sampling, log-probabilities, limits, rules and grammars."""
+"""Translates a body's parameters to the engine's: sampling, log-probabilities, limits, rules and grammars."""

@@ -1,4 +1,4 @@
-"""From what a body says of the shape of its answers to a checked grammar."""
+"""Makes a checked grammar from a body's parameters about the shape of its answers."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from router.grammar.tag_formats import StructuralTagError
 from router.service import RouterService
 
 Wish = tuple[str, GrammarText]
-"""A grammar, and where in the body it stands."""
+"""A grammar, and its place in the body."""
 
 
 async def answer_grammar(service: RouterService, body: GenerateBody) -> str | None:
-    """The grammar that a body asks for, as workers take it; None where it asks for none.
+    """The checked grammar that a body asks for, as workers take it; None if it asks for none.
 
     Raises:
-        InvalidRequestError: It asks for several, or for one that cannot be followed.
+        InvalidRequestError: The body asks for several grammars, or for one that cannot be followed.
     """
     wish = grammar_wish(body)
     return None if wish is None else await service.grammars.check(wish[1], param=wish[0])
 
 
 def grammar_names(body: GenerateBody) -> list[str]:
-    """Where in a body the shape of its answers stands: at most once, unless the body is refused."""
+    """The parameters of a body that define the shape of its answers; more than one is refused later."""
     return [name for ask in (_by_format, _by_outputs, _by_older_names) for name, _ in ask(body)]
 
 
 def grammar_wish(body: GenerateBody) -> Wish | None:
-    """What a body says of the shape of its answers, not checked yet.
+    """The grammar that a body asks for, not checked yet.
 
     Raises:
-        InvalidRequestError: It says it in several ways, or in one that makes no grammar.
+        InvalidRequestError: Several parameters ask for one, or one that makes no grammar.
     """
     wishes = [wish for ask in (_by_format, _by_outputs, _by_older_names) for wish in ask(body)]
     if len(wishes) > 1:
@@ -124,7 +124,7 @@ def _schema(name: str, schema: Mapping[str, Any] | bool | str) -> GrammarText:
 
 
 def _object(name: str, value: object) -> Mapping[str, Any]:
-    """An object, or the one in a text of JSON."""
+    """An object, given as such or as JSON text."""
     if isinstance(value, str):
         if len(value) > MAX_GRAMMAR_BYTES:
             limit = f"it is a text of {len(value)} characters, the limit is {MAX_GRAMMAR_BYTES}"

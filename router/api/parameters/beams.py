@@ -1,4 +1,4 @@
-"""What a body asks of a beam search, and what it may not ask for beside one."""
+"""A body's beam search parameters, and the parameters that cannot be combined with it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _GRAMMAR_FIELDS = (
 
 
 def beam_params(body: GenerateBody, *, vocab_size: int) -> BeamParams | None:
-    """The beam search that a body asks for; None where it asks for none.
+    """The beam search that a body asks for; None if it asks for none.
 
-    The width is ``beam_width``, or as in vLLM ``best_of``, or ``n``; of what is found the ``n`` best are given.
+    The width is ``beam_width``, or as in vLLM ``best_of``, or ``n``; the ``n`` best outputs are returned.
 
     Raises:
-        InvalidRequestError: The parameters contradict each other, or something beside them does not go with a search.
+        InvalidRequestError: The parameters contradict each other, or another one cannot be combined with a search.
     """
     num_results = body.n or 1
     if not body.use_beam_search and (body.beam_width is None or body.use_beam_search is False):

@@ -1,4 +1,4 @@
-"""What a body asks about log-probabilities."""
+"""The log-probabilities that a body asks for."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from router.service import RouterService
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobsWish:
-    """How many most likely tokens to tell beside each token; None where nothing is to be told.
+    """How many of the most likely tokens to list for each token; None if log-probabilities are not wanted.
 
-    ``num_output`` is for the answer's field ``logprobs``, which includes the prompt where that is ``echoed``;
+    ``num_output`` is for the answer's field ``logprobs``, which includes the prompt if it is ``echoed``;
     ``num_prompt`` for the field ``prompt_logprobs``.
     """
 
@@ -25,7 +25,7 @@ class LogprobsWish:
 
     @property
     def num_prompt_to_compute(self) -> int | None:
-        """What the engine has to tell of the prompt."""
+        """How many the engine has to compute for the prompt."""
         asked = [num for num in (self.num_prompt, self.num_output if self.echoed else None) if num is not None]
         return max(asked, default=None)
 

@@ -1,4 +1,4 @@
-"""From a body's parameters to what the engine draws by."""
+"""Makes the engine's sampling parameters from a body's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from router.settings import RouterSettings
 from router.text.generation_config import GenerationDefaults
 
 MAX_STOP_CHARACTERS = 1000
-"""Of one stop string: each choice holds so much text back, and reads it again with each piece."""
+"""Maximum length of a stop string, because each choice holds back as much text, and rereads it with each piece."""
 
 
 def sampling_params(
@@ -104,7 +104,7 @@ class _Vocabulary:
 
 
 async def logits_values(service: RouterService, body: GenerateBody) -> Mapping[str, Any]:
-    """What the request and the model's defaults give the logits processors, by the names of the parameters.
+    """The values for logits processors, from the request and the model's defaults, by parameter name.
 
     Raises:
         InvalidRequestError: A value names a token that the model does not have.
