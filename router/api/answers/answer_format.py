@@ -1,4 +1,4 @@
-"""What an answer looks like on the wire: one interface, and the parts that both endpoints share."""
+"""The wire format of answers: the interface, and the parts that both endpoints share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from router.tools.turn import Turn
 
 @dataclass(slots=True)
 class Collected:
-    """One choice of a whole answer, as far as it came."""
+    """One choice of an unstreamed answer, as far as it was generated."""
 
     output: TextOutput
     text: list[str] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Collected:
     content_entries: list[TokenEntry] = field(default_factory=list)
 
     def add(self, piece: TextPiece) -> None:
-        """Take one piece."""
+        """Add one piece."""
         self.text.append(piece.text)
         self.token_ids.extend(piece.token_ids)
         self.entries.extend(piece.entries)
@@ -52,12 +52,12 @@ class Collected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerHead:
-    """What every message of one answer repeats, and what the client asked to be in it.
+    """What every message of an answer repeats, and what the client asked to include.
 
-    ``num_candidates_per_prompt`` outputs are generated for each prompt, and the best ``num_choices_per_prompt`` given.
-    ``logprobs`` writes log-probabilities where any are to be told: in ``logprobs`` if ``shows_logprobs``, in
-    ``prompt_logprobs`` if there is a number of them. With ``tells_of_prompts`` writing an answer may take seconds.
-    ``grammar_param`` is the parameter to blame where a worker cannot follow the answer's grammar.
+    ``num_candidates_per_prompt`` outputs are generated for each prompt, and the best ``num_choices_per_prompt`` are
+    returned. ``logprobs`` writes log-probabilities, if any are wanted: in the field ``logprobs`` if ``shows_logprobs``,
+    in ``prompt_logprobs`` if their number is set. With ``tells_of_prompts`` writing an answer may take seconds.
+    ``grammar_param`` is the parameter to blame if a worker cannot follow the answer's grammar.
     """
 
     answer_id: str
@@ -75,11 +75,11 @@ class AnswerHead:
     grammar_param: str | None = None
 
     def usage(self, outputs: Sequence[TextOutput]) -> dict[str, object]:
-        """The usage of all that was generated."""
+        """The usage of everything that was generated."""
         return usage(outputs, num_choices_per_prompt=self.num_candidates_per_prompt)
 
     def chosen(self, candidates: Sequence[Collected]) -> list[Collected]:
-        """The candidates to give: of each prompt those with the highest log-probability per token, the best first."""
+        """The candidates to return: for each prompt those with the highest log-probability per token, best first."""
         size = self.num_candidates_per_prompt
         if size == self.num_choices_per_prompt:
             return list(candidates)
@@ -88,7 +88,7 @@ class AnswerHead:
         return [item for group in ranked for item in group[: self.num_choices_per_prompt]]
 
     def prompt_logprobs_json(self, output: TextOutput) -> str:
-        """The field ``prompt_logprobs`` for an output's prompt; null where nobody asked."""
+        """The field ``prompt_logprobs`` for an output's prompt; null if it was not asked for."""
         if self.num_prompt_logprobs is None:
             return "null"
         table = output.prompt_logprobs
@@ -118,11 +118,11 @@ class AnswerFormat(Protocol):
 
 
 json_string = json.encoder.encode_basestring_ascii
-"""A text as JSON, as ``json.dumps`` writes it: the part of that which is not for other types (0.2 of its time)."""
+"""A text as JSON, like ``json.dumps``, but without its handling of other types (0.2 of the time)."""
 
 
 class EventWriter:
-    """Events of one stream. All that repeats is encoded once: the cost a token is one small string."""
+    """Writes the events of one stream. Repeated parts are encoded once, so each token costs one small string."""
 
     def __init__(self, head: AnswerHead, *, kind: str) -> None:
         self.head = head
@@ -134,17 +134,17 @@ class EventWriter:
         self._says_only_text = not head.continuous_usage and not head.return_token_ids and head.logprobs is None
 
     def can_write_text(self, piece: TextPiece) -> bool:
-        """True when an event has nothing to say but a piece's text, as nearly all have."""
+        """True if the piece's event only has text, as nearly all events do."""
         return self._says_only_text and piece.finish_reason is None and not piece.entries
 
     def write_text(self, begin: str, text: str, end: str) -> bytes:
-        """An event with one choice that has a text between constant parts."""
+        """An event with one choice: a text between constant parts."""
         return f"{self._prefix}{begin}{json_string(text)}{end}{self._suffix}".encode()
 
     def write(self, choice: str, output: TextOutput, *, num_output_tokens: int = 0, extra: str = "") -> bytes:
-        """An event with one choice, given as JSON, and possibly with more fields of its own.
+        """An event with one choice, given as JSON, and optional further fields.
 
-        ``num_output_tokens`` are those of the choice up to this event.
+        ``num_output_tokens`` counts the choice's tokens up to this event.
         """
         if self.head.continuous_usage:
             counts = json.dumps(running_usage(output, num_output_tokens))
@@ -159,18 +159,18 @@ class EventWriter:
 
 
 def with_field(text: str, name: str, value: str) -> str:
-    """An object, not empty, with one more field; all as JSON."""
+    """Add a field to a non-empty object; all as JSON."""
     return f"{text[:-1]},{json.dumps(name)}:{value}}}"
 
 
 def beam_fields(output: TextOutput) -> dict[str, object]:
-    """The fields of a choice that say how a beam search ranked it; none where there was no search."""
+    """The fields of a choice with its rank in a beam search; empty without a search."""
     beam = output.beam
     return {} if beam is None else {"cumulative_logprob": beam.cumulative_logprob, "beam_score": beam.score}
 
 
 def finish_fields(piece: TextPiece, *, return_token_ids: bool, output: TextOutput) -> str:
-    """The fields of a choice that say how it ended, and its token ids where they are wanted, as JSON."""
+    """The fields of a choice that say how it ended, and its token ids if they are wanted, as JSON."""
     ids = f',"token_ids":[{",".join(map(str, piece.token_ids))}]' if return_token_ids else ""
     if piece.finish_reason is None:
         return f'"finish_reason":null{ids}'
@@ -190,7 +190,7 @@ def usage(outputs: Sequence[TextOutput], *, num_choices_per_prompt: int = 1) -> 
 
 
 def running_usage(output: TextOutput, num_output_tokens: int) -> dict[str, object]:
-    """The usage of one choice, up to so many tokens of it."""
+    """The usage of one choice, up to ``num_output_tokens``."""
     return _usage(
         num_prompt_tokens=output.num_prompt_tokens,
         num_output_tokens=num_output_tokens,

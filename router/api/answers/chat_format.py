@@ -19,9 +19,9 @@ from router.tools.turn import CallArguments, CallBegin, ContentText, ReasoningTe
 
 
 class ChatFormat:
-    """Writes chat completions and their chunks. ``echo`` is the message to be repeated before the answer.
+    """Writes chat completions and their chunks. ``echo`` is the message to repeat before the answer.
 
-    Without ``shows_reasoning`` neither tells what the model thinks; its tokens are counted all the same.
+    Without ``shows_reasoning`` both leave out the thinking; its tokens are still counted.
     """
 
     def __init__(self, head: AnswerHead, *, echo: str = "", shows_reasoning: bool = True) -> None:
@@ -31,7 +31,7 @@ class ChatFormat:
         self._writer = EventWriter(head, kind="chat.completion.chunk")
 
     def opening(self, index: int, output: TextOutput) -> bytes:
-        """The role comes before any text, and then what is repeated."""
+        """The role, then the echo, before any text."""
         ids = (
             f',"prompt_token_ids":{json.dumps(output.prompt_token_ids.tolist())}' if self.head.return_token_ids else ""
         )
@@ -75,7 +75,7 @@ class ChatFormat:
             return b""
         calls = b""
         if piece.finish_reason is not None and "tool_calls" in delta:
-            # The official client closes a call by the event behind its last one.
+            # The official client regards a call as complete only at the event after its last one.
             counted = piece.num_output_tokens
             calls = self._writer.write(self._piece(index, json.dumps(delta)), output, num_output_tokens=counted)
             delta = {}
@@ -130,7 +130,7 @@ class ChatFormat:
 
 
 def turn_message(turn: Turn, *, has_reasoning: bool, echo: str = "") -> dict[str, object]:
-    """The message of a whole answer. Thinking stands under both names that clients know."""
+    """The message of an unstreamed answer. Thinking is given under both names that clients use."""
     content: str | None = echo + turn.content
     message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
     if has_reasoning:
@@ -145,7 +145,7 @@ def turn_message(turn: Turn, *, has_reasoning: bool, echo: str = "") -> dict[str
 
 
 def turn_delta(parts: Iterable[TurnPart]) -> dict[str, object]:
-    """What a piece adds; of each call the id and the name come first, then its arguments, as far as they are there."""
+    """The delta of a piece; a call begins with its id and name, and its arguments follow as they arrive."""
     delta: dict[str, str] = {}
     calls: dict[int, dict[str, object]] = {}
     arguments: dict[int, dict[str, str]] = {}

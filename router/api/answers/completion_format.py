@@ -18,7 +18,7 @@ from router.request.text_output import TextOutput, TextPiece
 
 
 class CompletionFormat:
-    """Writes text completions and their chunks. ``echoes`` are the prompts' texts where they are to be repeated."""
+    """Writes text completions and their chunks. ``echoes`` are the prompts' texts, if they should be repeated."""
 
     def __init__(self, head: AnswerHead, *, echoes: Sequence[str] = ()) -> None:
         self.head = head
@@ -29,7 +29,7 @@ class CompletionFormat:
         self._placed: dict[int, list[PlacedToken]] = {}
 
     def opening(self, index: int, output: TextOutput) -> bytes:
-        """The echo, where one is wanted."""
+        """The echo, if it is wanted."""
         if not self._echoes:
             return b""
         ids = self._prompt_ids(index, output)
@@ -56,7 +56,7 @@ class CompletionFormat:
         return self._writer.write(choice, output, num_output_tokens=piece.num_output_tokens)
 
     def _prompt_ids(self, index: int, output: TextOutput) -> str:
-        """The prompt's ids as a field of a choice's first event, where they are wanted; empty for the others."""
+        """The prompt's ids, if wanted, as a field of a choice's first event; empty for later events."""
         if not self.head.return_token_ids or index in self._has_ids:
             return ""
         self._has_ids.add(index)
@@ -103,14 +103,14 @@ class CompletionFormat:
         return "null" if self.head.logprobs is None else self.head.logprobs.completion_json(tokens)
 
     def _prompt_logprobs(self, index: int, output: TextOutput) -> str:
-        """Of a prompt's choices the first one makes it."""
+        """The prompt's log-probabilities, which are written once for all choices of the prompt."""
         prompt = self._prompt(index)
         if prompt not in self._told:
             self._told[prompt] = self.head.prompt_logprobs_json(output)
         return self._told[prompt]
 
     def _echoed_tokens(self, index: int, output: TextOutput) -> list[PlacedToken]:
-        """The prompt's tokens where they are to be told of; of its choices the first one finds them."""
+        """The prompt's tokens, if wanted; they are located once for all choices of the prompt."""
         table, head, prompt = output.prompt_logprobs, self.head, self._prompt(index)
         if not self._echoes or not head.shows_logprobs or head.logprobs is None or table is None:
             return []

@@ -1,4 +1,4 @@
-"""Log-probabilities as the two endpoints write them, in OpenAI's shapes."""
+"""Log-probabilities in OpenAI's formats of the two endpoints."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from router.text.logprob_trail import TokenEntry
 from router.text.token_spelling import TokenSpeller
 
 MIN_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
+"""Replaces minus infinity, which JSON does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedToken:
-    """One token of a text: where its text begins, and what is said of it; nothing of a prompt's first token."""
+    """One token of a text: where its text begins, and its log-probabilities; a prompt's first token has none."""
 
     token_id: int
     start: int
@@ -26,10 +26,10 @@ class PlacedToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobsAnswer:
-    """Writes what is said of tokens. With ``as_token_ids`` tokens are written as ``token_id:5``.
+    """Writes log-probabilities of tokens. With ``as_token_ids`` tokens are written as ``token_id:5``.
 
-    ``num_top`` is how many most likely tokens are listed beside each. ``detokenizer`` makes what finds the places of a
-    prompt's tokens in its text.
+    ``num_top`` is how many of the most likely tokens are listed for each. ``detokenizer`` makes a detokenizer that
+    locates a prompt's tokens in its text.
     """
 
     speller: TokenSpeller
@@ -51,9 +51,9 @@ class LogprobsAnswer:
         return f'{{"content": [{", ".join(self.chat_rows(entries))}], "refusal": null}}'
 
     def chat_rows(self, entries: Sequence[TokenEntry], *, has_bytes: bool = False) -> Iterator[str]:
-        """What is said of each token as JSON. One call for all of them would keep all other threads waiting.
+        """The entry of each token, as JSON. They are separate, because one call for all would block other threads.
 
-        With ``has_bytes`` a token of which no bytes are known has an empty list of them, not null.
+        With ``has_bytes`` a token with unknown bytes has an empty list of bytes, not null.
         """
         for entry in entries:
             row = self._chat_entry(entry.said)
@@ -66,9 +66,9 @@ class LogprobsAnswer:
         return _rows_json(self.completion(tokens))
 
     def placed_prompt(self, token_ids: Sequence[int], text: str, table: LogprobTable) -> list[PlacedToken]:
-        """A prompt's tokens in its text, which may lack a special token around it, or the space that the first brings.
+        """Locate a prompt's tokens in its text, which may lack special tokens around it, or the first token's space.
 
-        What a token adds outside of the text counts for nothing.
+        Any part of a token that is outside of the text is ignored.
         """
         detokenizer = self.detokenizer()
         starts: list[int] = []
@@ -105,7 +105,7 @@ class LogprobsAnswer:
         return named
 
     def _name(self, token_id: int) -> str:
-        """As OpenAI's text completions write tokens: bytes that are no characters by their numbers."""
+        """A token as OpenAI's text completions write it: bytes that form no character as escapes."""
         if self.as_token_ids:
             return f"token_id:{token_id}"
         spelling = self.speller.spell(token_id)
@@ -115,12 +115,12 @@ class LogprobsAnswer:
 
 
 def placed(entries: Sequence[TokenEntry], offset: int) -> list[PlacedToken]:
-    """Output tokens in a text that begins ``offset`` characters before the output."""
+    """The positions of output tokens in a text that begins ``offset`` characters before the output."""
     return [PlacedToken(entry.said.token_ids[0], offset + entry.start, entry.said) for entry in entries]
 
 
 def prompt_logprobs_json(table: LogprobTable, speller: TokenSpeller, *, num_top: int) -> str:
-    """The field ``prompt_logprobs`` as JSON: by token id; nothing for the first token."""
+    """The field ``prompt_logprobs`` as JSON, by token id; null for the first token."""
     answer = ["null"]
     for index in range(len(table.ranks)):
         said = table.entry(index, num_top)
@@ -134,7 +134,7 @@ def prompt_logprobs_json(table: LogprobTable, speller: TokenSpeller, *, num_top:
 
 
 def _rows_json(fields: Mapping[str, Sequence[object]]) -> str:
-    """Lists as JSON, row by row: one call for a whole prompt would keep all other threads waiting."""
+    """Lists as JSON, row by row, because one call for a whole prompt would block all other threads."""
     lists = (f"{json.dumps(name)}:[{','.join(map(json.dumps, rows))}]" for name, rows in fields.items())
     return f"{{{','.join(lists)}}}"
 

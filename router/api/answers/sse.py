@@ -1,4 +1,4 @@
-"""The answer to a generation: a stream of events or one object, written while its client is there."""
+"""The answer to a generation: a stream of events or one object, written as long as the client is connected."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ logger = logging.getLogger(f"baton.{__name__}")
 Written = TypeVar("Written")
 
 _MANY_LOGPROBS = 1_000
-"""More in one answer are written in a thread: they take some 10 ms."""
+"""Answers with more log-probabilities are written in a thread: this many take some 10 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEnding:
-    """How a stream ends: what is written last of all, and an error that comes when the stream has begun."""
+    """How a stream ends: its last bytes, and the event for an error after the stream has begun."""
 
     done: bytes = b"data: [DONE]\n\n"
     error_event: Callable[[RouterError], bytes] = error_event
@@ -38,10 +38,10 @@ OPENAI_ENDING = StreamEnding()
 
 
 class GenerationResponse(Response):
-    """Writes what the outputs produce.
+    """Writes the outputs of a generation to the client.
 
-    The status waits for the first token, so that what fails before it is a status code and not an event. When the
-    client leaves, or the server gives this answer up, everything that still runs for it is cancelled.
+    The status is sent with the first token, so that an earlier error becomes a status code, not an event. When the
+    client disconnects, or the server gives this answer up, everything that still runs for it is cancelled.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class GenerationResponse(Response):
         await self._in_time(response(scope, receive, send))
 
     def _collected(self, output: TextOutput) -> Collected:
-        """What takes the pieces of one output of a whole answer."""
+        """The collector for the pieces of one output of an unstreamed answer."""
         return Collected(output)
 
     async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_one = len(self._outputs) == 1
         items = merged(self._outputs)
         try:
-            # An iterator that was begun and is left costs a task of its own to be closed: one output needs none.
+            # Closing an iterator that was started costs a task, so a single output does without one.
             first = (0, await self._outputs[0].take()) if is_one else await anext(items)
             events = b"".join(await self._written(functools.partial(self._events, *first)))
         except Exception as error:
@@ -139,27 +139,27 @@ class GenerationResponse(Response):
         await self._write(send, last + self._ending.done, is_last=True)
 
     def _told(self, error: Exception) -> RouterError:
-        """What the client is told of an error; one that it cannot understand is logged."""
+        """The error to send to the client; an unexpected error is logged, and replaced by an internal one."""
         if isinstance(error, RouterError):
             return grammar_blamed(error, self._answer.head.grammar_param)
         logger.error("answer failed: request_id=%s", self._outputs[0].generation.name_in_logs, exc_info=error)
         return InternalError()
 
     async def _written(self, write: Callable[[], Written], *, num_logprobs: int = 0) -> Written:
-        """What is written at once, or in another thread where that takes long: other streams must go on."""
+        """Run ``write`` directly, or in a thread if it takes long, so that other streams continue."""
         takes_long = self._answer.head.tells_of_prompts or num_logprobs > _MANY_LOGPROBS
         return await asyncio.to_thread(write) if takes_long else write()
 
     def _num_logprobs(self, choices: Sequence[Collected]) -> int:
-        """How many log-probabilities of output tokens choices tell."""
+        """Number of log-probabilities of output tokens in the choices."""
         logprobs = self._answer.head.logprobs
         return 0 if logprobs is None else sum(len(choice.entries) for choice in choices) * (1 + logprobs.num_top)
 
     async def _send_rest_of_one(self, send: Send, events: bytes) -> bytes:
-        """Write the only choice from its first events on: the path of nearly all tokens, so without ``merged``.
+        """Write a single choice, from its first events on. Nearly all tokens take this path, so it avoids ``merged``.
 
         Returns:
-            The events of its end, to be written with what ends the stream.
+            The choice's last events, to be written together with the end of the stream.
         """
         output, event = self._outputs[0], self._answer.event
         while not output.is_finished:
@@ -170,7 +170,7 @@ class GenerationResponse(Response):
         return events
 
     def _events(self, index: int, pieces: Sequence[TextPiece]) -> list[bytes]:
-        """The events of one choice's pieces; before its first ones, those that open it."""
+        """The events of a choice's pieces; the first ones are preceded by the opening events."""
         output = self._outputs[index]
         opening = b"" if index in self._opened else self._answer.opening(index, output)
         self._opened.add(index)
@@ -181,12 +181,12 @@ class GenerationResponse(Response):
             await self._in_time(send({"type": "http.response.body", "body": events, "more_body": not is_last}))
 
     async def _in_time(self, sending: Awaitable[None]) -> None:
-        """Give the client up where it does not take what is sent."""
+        """Await a send; give up a client that does not read."""
         try:
             await within(sending, self._write_timeout_s)
         except OSError as error:
-            # A timeout, or what a server raises once the connection is lost. It closes the connection of an answer that
-            # stays incomplete.
+            # A timeout, or the error that the server raises once the connection is lost. The server closes the
+            # connection of an answer that stays incomplete.
             logger.info("client does not read: request_id=%s: %r", self._outputs[0].generation.name_in_logs, error)
             self._is_client_gone = True
             self._cancel()
@@ -197,7 +197,7 @@ class GenerationResponse(Response):
 
 
 async def merged(outputs: Sequence[TextOutput]) -> AsyncIterator[tuple[int, list[TextPiece]]]:
-    """The pieces of all outputs as they come, with the output's index, until all have finished.
+    """The pieces of all outputs as they arrive, with the output's index, until all have finished.
 
     Raises:
         RouterError: One of them failed.

@@ -1,4 +1,4 @@
-"""The answer of POST /tokenize: possibly millions of numbers, written piece by piece so that others get their turn."""
+"""The answer of POST /tokenize: up to millions of numbers, written in pieces so that other requests get their turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import StreamingResponse
 from router.text.tokenizer import Tokenizer
 
 _PIECE = 20_000
-"""Ids written in one go; each takes about 0.3 us, a string of the vocabulary 0.5 us."""
+"""Ids written in one piece; each takes about 0.3 us, a string of the vocabulary 0.5 us."""
 
 
 def tokens_response(

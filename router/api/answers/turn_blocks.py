@@ -1,4 +1,4 @@
-"""An answer as blocks, one after the other: what the model thought, what it said, and each call of a tool."""
+"""An answer as a sequence of blocks: thinking, text, and one for each tool call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BlockKind: TypeAlias = Literal["reasoning", "text", "call"]
 
 @dataclass(slots=True, kw_only=True)
 class Block:
-    """One block as far as it came. A call's text is its arguments, as JSON."""
+    """One block as far as it was generated. A call's text is its arguments, as JSON."""
 
     index: int
     kind: BlockKind
@@ -27,12 +27,12 @@ class Block:
 
     @property
     def text(self) -> str:
-        """All its text."""
+        """The block's whole text."""
         return "".join(self.texts)
 
 
 class BlockStep(NamedTuple):
-    """What happens to a block: it opens, it grows by a text with the log-probabilities of its tokens, or it closes."""
+    """A step of a block: it opens, it grows by a text with its tokens' log-probabilities, or it closes."""
 
     kind: Literal["open", "more", "close"]
     block: Block
@@ -41,7 +41,7 @@ class BlockStep(NamedTuple):
 
 
 class TurnBlocks:
-    """Makes blocks of an output's pieces."""
+    """Splits an output's pieces into blocks."""
 
     def __init__(self, output: TextOutput) -> None:
         self._output = output
@@ -50,17 +50,17 @@ class TurnBlocks:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """How many of the tokens so far were thinking."""
+        """Number of thinking tokens so far."""
         turn = self._output.turn
         return 0 if turn is None else turn.num_reasoning_tokens
 
     @property
     def calls_tools(self) -> bool:
-        """True when there is a call."""
+        """True if there is a tool call."""
         return any(block.kind == "call" for block in self.blocks)
 
     def take(self, piece: TextPiece) -> Iterator[BlockStep]:
-        """What a piece does to the blocks; the last one closes what is open, and there is at least one block then."""
+        """The steps for a piece. The last piece closes the open block; at least one block exists then."""
         is_all_content = self._output.turn is None
         parts: Sequence[TurnPart] = (
             piece.parts if not is_all_content else (ContentText(piece.text),) if piece.text else ()

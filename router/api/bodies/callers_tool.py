@@ -1,4 +1,4 @@
-"""A tool that the caller runs, as endpoints other than chats have it: its fields stand beside its type."""
+"""A tool that the caller runs, in the form of endpoints other than chats: its fields are on a level with its type."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CallersTool(StrictBody):
         return data
 
     def of_chat(self, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The tool as a chat has it. ``parameters`` is the JSON schema of its arguments."""
+        """The tool in a chat's form. ``parameters`` is the JSON schema of its arguments."""
         said = {
             "name": self.name,
             "description": self.description,

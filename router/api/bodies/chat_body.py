@@ -100,14 +100,14 @@ class Message(StrictBody):
 
     @property
     def text(self) -> str:
-        """The content, the texts of its parts as lines."""
+        """The content; the texts of parts become lines."""
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
     def fields(self, read: set[str], *, joins_reasoning: bool = False, as_parts: bool = False) -> ReadFields:
-        """The message as a chat template gets it; what the template reads is noted in ``read``.
+        """The message for a chat template; ``read`` collects the names of the fields that the template reads.
 
-        With ``joins_reasoning`` thinking beside calls stands before the content, as one text with it. With ``as_parts``
-        the content is a list of parts, else their texts as lines.
+        With ``joins_reasoning``, thinking in a turn with calls is put before the content, as one text. With
+        ``as_parts`` the content is a list of parts; otherwise the texts of parts become lines.
         """
         thinking, content = self.reasoning or self.reasoning_content, self.text
         if joins_reasoning and self.tool_calls and thinking and content:
@@ -129,14 +129,14 @@ class Message(StrictBody):
         return ReadFields(plain, read=read)
 
     def ignored(self) -> Iterator[str]:
-        """The names of what was sent and has no effect, whatever the template."""
+        """The names of what has no effect with any template."""
         yield from super().ignored()
         if not isinstance(self.content, str):
             for part in self.content:
                 yield from (f"content.{name}" for name in part.ignored())
 
     def unread(self, read: Collection[str]) -> Iterator[str]:
-        """The names of what was sent for a template that has read only these fields of a conversation's messages."""
+        """The names of fields that have no effect, because the template has read only the fields in ``read``."""
         if self.name is not None and "name" not in read:
             yield "name"
         if self.tool_calls and "tool_calls" not in read:
@@ -153,7 +153,7 @@ class PredictionBody(StrictBody):
 
     @property
     def text(self) -> str:
-        """The content, its parts one behind the other."""
+        """The content; its parts are concatenated."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
     def ignored(self) -> Iterator[str]:
@@ -165,7 +165,7 @@ class PredictionBody(StrictBody):
 
 
 class ReadFields(dict[str, Any]):
-    """A message that notes in ``read`` which of its fields are read. A look at all names or values notes nothing."""
+    """A message that adds each field that is read to ``read``. Iteration over all names or values adds nothing."""
 
     def __init__(self, fields: Mapping[str, Any], *, read: set[str]) -> None:
         super().__init__(fields)
@@ -182,7 +182,7 @@ class ReadFields(dict[str, Any]):
         return super().get(name, default)
 
     def __iter__(self) -> Iterator[str]:
-        """All names. As this is ours, whoever copies the message takes each field by its name."""
+        """All names. Overridden so that code which copies the message reads each field by its name."""
         return super().__iter__()
 
     def items(self) -> Any:
@@ -191,13 +191,13 @@ class ReadFields(dict[str, Any]):
         return super().items()
 
     def __repr__(self) -> str:
-        """All fields as a text, which a template may write."""
+        """All fields as a text, which a template may print."""
         self._read.update(super().keys())
         return super().__repr__()
 
 
 def _name_in(value: Any, names: Collection[str]) -> str:
-    """The value, where it is one of the names; empty where it is not."""
+    """The value if it is one of the names; otherwise empty."""
     return value if isinstance(value, str) and value in names else ""
 
 
@@ -247,7 +247,7 @@ class ChatBody(GenerateBody):
             yield from (f"prediction.{name}" for name in self.prediction.ignored())
 
     def template_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the template is to tell of: none that may not be called."""
+        """The tools that the template should render: only those that may be called."""
         if not self.tools or self.tool_choice == "none":
             return None
         allowed = self.tool_choice.names if isinstance(self.tool_choice, AllowedChoiceBody) else None

@@ -13,11 +13,11 @@ from router.api.bodies.generate_body import MAX_INT64, GenerateBody, NumLogprobs
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 MAX_NUM_PROMPTS = 65_536
-"""More are not even validated; how many are answered is the setting ``max_num_choices``."""
+"""More prompts are not even validated; the setting ``max_num_choices`` bounds how many are answered."""
 
 
 def _form(prompt: Any) -> str | None:
-    """Which of its forms a prompt was meant to have: what is said of the others would only mislead."""
+    """The form that a prompt has, so that errors about the other forms, which would mislead, are left out."""
     first = prompt[0] if isinstance(prompt, list) and prompt else None
     if isinstance(first, str):
         return "~texts"
@@ -36,8 +36,8 @@ Prompt = Annotated[
         "lists",
     ),
 ]
-"""One text, one list of token ids, or a batch of either. The first item that is wrong ends the validation: a list of
-millions would otherwise make as many errors."""
+"""One text, one list of token ids, or a batch of either. Validation ends at the first wrong item, because a list of
+millions could otherwise make as many errors."""
 
 
 class CompletionBody(GenerateBody):

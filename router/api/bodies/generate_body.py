@@ -22,7 +22,7 @@ NumLogprobs = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 
 
 def form_of(value: Any, *, text: str, items: str) -> str | None:
-    """The name of the form that a value was meant to have which may be a text or a list; None where it is neither."""
+    """For a value that may be a text or a list: the name of the form that it has; None if it has neither."""
     if isinstance(value, list):
         return items
     return text if isinstance(value, str) else None
@@ -70,7 +70,7 @@ class StreamOptions(StrictBody):
 
     @property
     def sends_running_usage(self) -> bool:
-        """Whether each event tells the usage so far: not where no usage is wanted."""
+        """True if each event has the usage so far; never if no usage is wanted."""
         return bool(self.continuous_usage_stats) and self.include_usage is not False
 
 

@@ -14,11 +14,11 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
 def with_fields_of(params: type[SamplingParams], body: type[BodyT]) -> type[BodyT]:
-    """The body with all fields that ``params`` declare for requests; itself where it has them already.
+    """The body class with all fields that ``params`` declare for requests; the class itself if it has them already.
 
     None is the same as not given, as in all bodies.
     """
-    known: Any = params  # what keeps the answer takes no class whose instances have a hash of their own
+    known: Any = params  # typed Any for the cache, whose types reject classes that define their own hash
     return cast("type[BodyT]", _extended(known, body))
 
 

@@ -13,9 +13,9 @@ MAX_NUM_FIELDS = 256
 
 
 class UnsupportedValueError(ValueError):
-    """Carries an ``UnsupportedParameterError`` through the validation, which knows where in the body ``name`` is.
+    """Carries an ``UnsupportedParameterError`` through validation, which adds the place of ``name`` in the body.
 
-    The object itself is meant where ``name`` is empty.
+    If ``name`` is empty, the error concerns the object itself.
     """
 
     def __init__(self, name: str, *, kind: str = "", hint: str = "") -> None:
@@ -29,7 +29,7 @@ class UnsupportedValueError(ValueError):
 
 
 def with_few_fields(data: Any, limit: int = MAX_NUM_FIELDS) -> Any:
-    """Each wrong field would make an error of its own, and a body has room for many."""
+    """Limit the fields of an object, because each wrong field makes an error, and a body can hold very many."""
     if isinstance(data, dict) and len(data) > limit:
         raise ValueError(f"an object has {len(data)} fields, the limit is {limit}")
     return data

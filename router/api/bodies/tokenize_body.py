@@ -42,7 +42,7 @@ class TokenizeBody(StrictBody):
         return self._read
 
     def template_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the template is to tell of."""
+        """The tools that the template should render."""
         return [tool.plain() for tool in self.tools] if self.tools else None
 
     def template_parameters(self) -> dict[str, Any]:

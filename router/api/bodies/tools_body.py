@@ -1,4 +1,4 @@
-"""Tools in the body of a chat: those that there are, which may be called, and the calls that were made."""
+"""Tools in the body of a chat: the available ones, which of them may be called, and earlier calls."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ToolBody(StrictBody):
         return data
 
     def plain(self) -> dict[str, Any]:
-        """The tool as chat templates get it, without what was not said."""
+        """The tool for chat templates, without unset fields."""
         function = self.function
         said = {name: value for name in type(function).model_fields if (value := getattr(function, name)) is not None}
         return {"type": self.type, "function": said}
@@ -127,12 +127,12 @@ class CalledFunctionBody(StrictBody):
     arguments: str
 
     def read_arguments(self) -> dict[str, Any] | str:
-        """The arguments as chat templates get them: an object, of which there is as much as was written where a call
-        ended early. Whatever else was written is given to the template as it stands.
+        """The arguments for chat templates: an object; if the call ended early, as much of it as was written. Any other
+        text is passed to the template unchanged.
         """
         try:
             value = json.loads(self.arguments or "{}")
-            # Half of a surrogate pair is no character, and nobody can encode it.
+            # Half of a surrogate pair is no character, and cannot be encoded.
             value = _with_whole_characters(value) if _HALF_CHARACTER in self.arguments.lower() else value
         except RecursionError:
             return self.arguments
@@ -142,11 +142,11 @@ class CalledFunctionBody(StrictBody):
 
 
 _HALF_CHARACTER = r"\ud"
-"""How the escape of a character begins that only stands for one together with another."""
+"""The beginning of the escape of a surrogate, which forms a character only together with another one."""
 
 
 def _begun(text: str) -> Any:
-    """As much of a JSON text as there is; None where it is none from the start."""
+    """Parse a JSON text that may be incomplete, as far as it goes; None if even its start is not valid."""
     try:
         return from_json(text, allow_partial="trailing-strings")
     except ValueError:
@@ -172,16 +172,16 @@ class ToolCallBody(StrictBody):
     index: int | None = None
 
     def plain(self) -> dict[str, Any]:
-        """The call as chat templates get it: they write the arguments themselves."""
+        """The call for chat templates, which write the arguments themselves."""
         function = {"name": self.function.name, "arguments": self.function.read_arguments()}
         return {"id": self.id, "type": self.type, "function": function}
 
 
 def call_rules(tools: Sequence[ToolBody], choice: ToolChoice | None, *, is_parallel: bool | None) -> CallRules | None:
-    """What the answer may do with the tools of a body; None where it calls none.
+    """What the answer may do with the tools of a body; None if it may call none.
 
     Raises:
-        InvalidRequestError: Two tools have one name, or the choice is of a tool that there is not.
+        InvalidRequestError: Two tools have the same name, or the choice names an unknown tool.
     """
     counts = Counter(tool.function.name for tool in tools)
     if twice := sorted(name for name, count in counts.items() if count > 1):

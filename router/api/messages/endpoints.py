@@ -1,4 +1,4 @@
-"""/v1/messages: a message, and how many tokens a conversation has."""
+"""/v1/messages: create a message, and count the tokens of a conversation."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _chat_of(service: RouterService, body: MessagesBody | CountTokensBody) -> Ch
 
 
 def _ignored_in_chat(service: RouterService, chat: ChatBody) -> set[str]:
-    """What of the chat has no effect, by the names of this endpoint."""
+    """The chat's parameters without effect, by this endpoint's names."""
     return {NAMES.get(name, name) for name in ignored_names(chat, service.chat_renderer.templates)}
 
 

@@ -1,4 +1,4 @@
-"""Answers of /v1/messages: the message, or the events by which it grows."""
+"""Answers of /v1/messages: the message, or a stream of events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MessageFormat:
 
     @property
     def ending(self) -> StreamEnding:
-        """Nothing follows the last event, and an error is an event of its own."""
+        """Nothing follows the last event; an error has its own kind of event."""
         return StreamEnding(done=b"", error_event=_error_event)
 
     def opening(self, index: int, output: TextOutput) -> bytes:  # noqa: ARG002 (there is one output)
@@ -40,7 +40,7 @@ class MessageFormat:
         return start + _write("ping")
 
     def event(self, index: int, piece: TextPiece, output: TextOutput) -> bytes:  # noqa: ARG002 (there is one output)
-        """One piece as events; empty when it has nothing to say yet. The last one ends the message."""
+        """One piece as events; empty if there is nothing to send yet. The last event ends the message."""
         events = b"".join([_step(step) for step in self._blocks.take(piece)])
         if piece.finish_reason is None:
             return events
@@ -50,7 +50,7 @@ class MessageFormat:
         return events + _write("message_delta", delta=delta, usage=usage) + _write("message_stop")
 
     def usage_event(self, outputs: Sequence[TextOutput]) -> bytes:  # noqa: ARG002 (there is nothing to tell)
-        """Nothing: the last events tell the usage."""
+        """Nothing: the last events have the usage."""
         return b""
 
     def whole(self, choices: Sequence[Collected], outputs: Sequence[TextOutput]) -> bytes:
@@ -78,7 +78,7 @@ class MessageFormat:
         }
 
     def _stop_reason(self, finish_reason: str | None, stop: str | int | None) -> tuple[str, str | None]:
-        """Why it ended, and the stop sequence that ended it."""
+        """Why the message ended, and the stop sequence that ended it."""
         if finish_reason == "length":
             return "max_tokens", None
         if isinstance(stop, str):
@@ -87,7 +87,7 @@ class MessageFormat:
 
 
 def _usage(output: TextOutput, *, num_output_tokens: int) -> dict[str, int]:
-    """Tokens read from the cache are counted apart from those that were computed."""
+    """The usage; tokens read from the cache are counted separately from computed ones."""
     return {
         "input_tokens": output.num_prompt_tokens - output.num_cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -97,7 +97,7 @@ def _usage(output: TextOutput, *, num_output_tokens: int) -> dict[str, int]:
 
 
 def _content(block: Block) -> dict[str, Any]:
-    """A whole block."""
+    """A complete block."""
     match block.kind:
         case "text":
             return {"type": "text", "text": block.text}
@@ -108,7 +108,7 @@ def _content(block: Block) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """A call's arguments; none where the answer ended before they were complete, as clients want an object."""
+    """A call's arguments; empty if the answer ended before they were complete, because clients expect an object."""
     try:
         arguments = json.loads(text)
     except ValueError:

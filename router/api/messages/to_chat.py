@@ -1,4 +1,4 @@
-"""From a conversation of /v1/messages to that of a chat, which then runs as any other."""
+"""Translates a conversation of /v1/messages to that of a chat, which then runs like any other."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ NAMES: Mapping[str, str] = {
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "function.parameters": "input_schema",
 }
-"""What parameters of a chat are called here."""
+"""The endpoint's names of a chat's parameters."""
 
 
 def chat_of(body: MessagesBody | CountTokensBody, *, thinks: bool, templates: ChatTemplates | None) -> ChatBody:
-    """The chat that says the same, to a model with these templates that thinks before it answers, or does not.
+    """The equivalent chat, for a model with these templates; ``thinks``: the model thinks before it answers.
 
     Raises:
         InvalidRequestError: A chat takes no such values.
@@ -66,7 +66,7 @@ def chat_of(body: MessagesBody | CountTokensBody, *, thinks: bool, templates: Ch
 
 
 def _chat_messages(message: MessageParam) -> list[dict[str, Any]]:
-    """A turn as a chat has it: results of tools are messages of their own, before what the user says to them."""
+    """A turn as chat messages: tool results become messages of their own, before the user's text."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     texts: list[TextBlock] = []
@@ -94,12 +94,12 @@ def _chat_messages(message: MessageParam) -> list[dict[str, Any]]:
 
 
 def _text_of(content: str | Iterable[TextBlock]) -> str:
-    """The text of a content, that of its blocks as lines."""
+    """The text of a content; the texts of blocks become lines."""
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
 def _tools(body: MessagesBody | CountTokensBody) -> dict[str, Any]:
-    """``tools``, ``tool_choice`` and ``parallel_tool_calls`` as a chat has them."""
+    """A chat's ``tools``, ``tool_choice`` and ``parallel_tool_calls``."""
     choice = body.tool_choice
     said: dict[str, Any] = {"tools": [tool.of_chat(tool.input_schema) for tool in body.tools]} if body.tools else {}
     if choice is None or (not body.tools and choice.type in ("auto", "none")):
@@ -112,9 +112,9 @@ def _tools(body: MessagesBody | CountTokensBody) -> dict[str, Any]:
 
 
 def _thinking(body: MessagesBody | CountTokensBody, *, thinks: bool, template: ChatTemplate | None) -> dict[str, Any]:
-    """Whether and how much to think: not where nobody asks, though some templates have it on by default.
+    """A chat's parameters for thinking. Thinking is off unless asked for, though some templates turn it on by default.
 
-    A model that does not think keeps within any budget.
+    For a model that does not think, any budget is fine.
     """
     said: dict[str, Any] = {"chat_template_kwargs": body.chat_template_kwargs}
     is_said = body.thinking is not None or "enable_thinking" in (body.chat_template_kwargs or {})

@@ -1,4 +1,4 @@
-"""The conversation that a response follows on: what is kept of it, how much of that may be read, and its pages."""
+"""The conversation that a response continues: what is stored of it, how much of it may be read, and its pages."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from router.service import RouterService
 
 
 class Conversation:
-    """What was said before a response, and what its body adds."""
+    """The items before a response, and the items that its body adds."""
 
     def __init__(self, earlier: tuple[bytes, ...], new: Sequence[InputItem]) -> None:
         self._earlier, self._new = earlier, new
 
     def items(self) -> list[InputItem]:
-        """All of it."""
+        """All items."""
         return [*(item for segment in self._earlier for item in ITEMS.validate_json(segment)), *self._new]
 
     def stored(self, unique: str) -> tuple[bytes, ...]:
-        """All of it, as ``StoredResponse`` has it; ids of items are made from ``unique``."""
+        """All items in the format of ``StoredResponse``; their ids are made from ``unique``."""
         listed = [stored_item(item, item_id=f"item_{unique}{index:02x}") for index, item in enumerate(self._new)]
         return (*self._earlier, json.dumps(listed).encode())
 
 
 async def conversation_of(service: RouterService, body: ResponsesBody, *, owner: str) -> Conversation:
-    """The conversation of a body and of the response that it follows on, if it does.
+    """The conversation of a body, including the response that it continues, if any.
 
     Raises:
-        InvalidRequestError: There is no such response, or it is being generated.
-        BodyTooLargeError: What is followed on is larger than a body may be.
-        TooManyValuesError: It has more values, the body's own included, than a body may have.
+        InvalidRequestError: There is no such response, or it is still being generated.
+        BodyTooLargeError: The earlier conversation is larger than a body may be.
+        TooManyValuesError: It has, together with the body, more values than a body may have.
     """
     settings = service.settings
     earlier = await _earlier_items(service, body, owner=owner)
@@ -75,10 +75,10 @@ async def _earlier_items(service: RouterService, body: ResponsesBody, *, owner: 
 async def page_of(
     segments: Sequence[bytes], *, after: str | None, limit: int, order: Literal["asc", "desc"]
 ) -> dict[str, Any]:
-    """A page of items that are kept turn by turn. No more turns are read than it needs; others are served between two.
+    """A page of the items, which are stored by turn. It reads only the turns that it needs, and yields between turns.
 
     Raises:
-        InvalidRequestError: None of the items has the id ``after``.
+        InvalidRequestError: No item has the id ``after``.
     """
     step = -1 if order == "desc" else 1
     found: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""/v1/responses: create, read, delete and cancel a response, list what it was made from, count its prompt's tokens."""
+"""/v1/responses: create, read, delete and cancel a response, list its input items, count its prompt's tokens."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def _create(service: RouterService, request: Request, body: ResponsesBody)
 
 
 class _RecordedChoice(Collected):
-    """The choice of a whole answer, whose pieces the record has."""
+    """The choice of an unstreamed answer; its pieces also go to the record."""
 
     def __init__(self, output: TextOutput, record: ResponseRecord) -> None:
         super().__init__(output)
@@ -163,7 +163,7 @@ class _RecordedChoice(Collected):
 
 
 class RecordedResponse(GenerationResponse):
-    """Lets others know of the response as long as it runs."""
+    """Registers the response with its record as long as it runs."""
 
     def __init__(self, *args: Any, record: ResponseRecord, **options: Any) -> None:
         super().__init__(*args, **options)

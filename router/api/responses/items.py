@@ -139,12 +139,12 @@ ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 
 
 def text_of(content: str | Sequence[TextPart]) -> str:
-    """The text of a content, that of its parts as lines."""
+    """The text of a content; the texts of parts become lines."""
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 def ignored_of(items: Iterable[InputItem]) -> Iterator[str]:
-    """The names of what was sent in items and has no effect."""
+    """The names of fields in items that have no effect."""
     for item in items:
         yield from item.ignored()
         content = getattr(item, "content", None)
@@ -154,7 +154,7 @@ def ignored_of(items: Iterable[InputItem]) -> Iterator[str]:
 
 
 def chat_messages(items: Iterable[InputItem]) -> list[dict[str, Any]]:
-    """The same conversation as a chat has it: reasoning and calls belong to the assistant's turn around them."""
+    """Convert the items to a chat's messages: reasoning and calls become part of the assistant's turn around them."""
     messages: list[dict[str, Any]] = []
     for item in items:
         match item:
@@ -181,14 +181,14 @@ def _has_only_reasoning(message: Mapping[str, Any]) -> bool:
 
 
 def _assistant_turn(messages: list[dict[str, Any]], *, is_open: Any) -> dict[str, Any]:
-    """The last message where it is the assistant's and goes on, else a new one."""
+    """The last message if it is the assistant's and still open; otherwise a new one."""
     if not messages or messages[-1]["role"] != "assistant" or not is_open(messages[-1]):
         messages.append({"role": "assistant", "content": None})
     return messages[-1]
 
 
 def stored_item(item: InputItem, *, item_id: str) -> dict[str, Any]:
-    """An item as it is listed later: with an id, a status, and its content in parts."""
+    """An item in the form in which it is listed later: with an id, a status, and its content in parts."""
     plain: dict[str, Any] = {"id": item.id or item_id, "type": item.type or "message", "status": "completed"}
     match item:
         case MessageItem(role="assistant"):

@@ -1,4 +1,4 @@
-"""One response from its first token to its end: what is told of it, and what is stored."""
+"""One response from its first token to its end: how it is reported, and what is stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ID_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 
 
 class ResponseRecord:
-    """What is known of a response that runs: ``router.stored_responses.store.RunningResponse``."""
+    """The state of a running response; a ``router.stored_responses.store.RunningResponse``."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class ResponseRecord:
         items: Sequence[bytes],
         store: ResponseStore,
     ) -> None:
-        """``items`` are the conversation so far, as ``StoredResponse`` has it."""
+        """``items`` are the conversation so far, in the format of ``StoredResponse``."""
         self.head, self.blocks, self.output = head, blocks, output
         self._owner, self._items, self._store = owner, tuple(items), store
         self._stores = body.store is not False
@@ -45,32 +45,32 @@ class ResponseRecord:
 
     @property
     def owner(self) -> str:
-        """The hash of the key that it was asked for with."""
+        """The hash of the request's API key."""
         return self._owner
 
     def begin(self) -> None:
-        """Let others know that it runs."""
+        """Register the response as running."""
         self._store.begin(self.head.answer_id, self)
 
     def end(self) -> None:
-        """It runs no more; what did not come to an end is not kept. Idempotent."""
+        """Unregister the response; an unfinished one is not stored. Idempotent."""
         self._store.end(self.head.answer_id)
 
     def cancel(self, *, keeps: bool) -> None:
-        """End it by somebody's order."""
+        """Cancel the response by order of its owner."""
         self.status = "cancelled"
         self._stores = self._stores and keeps
         self.output.cancel()
         self._keep()
 
     def finish(self, status: Status) -> None:
-        """It is complete: keep it, if that is asked for."""
+        """The response is complete: store it, if the body asked for that."""
         self.status = status
         self._completed_s = int(time.time()) if status == "completed" else None
         self._keep()
 
     def fail(self, message: str, *, keeps: bool) -> None:
-        """It ended by an error; what came so far is stored if ``keeps``, and if that is asked for."""
+        """The response failed; with ``keeps``, what was generated is stored, if the body asked for that."""
         self.status = "failed"
         self._error = {"code": "server_error", "message": message}
         self._stores = self._stores and keeps
@@ -82,18 +82,18 @@ class ResponseRecord:
             self._store.put(self.so_far())
 
     def take(self, piece: TextPiece) -> None:
-        """Take a piece of an answer that is told at its end: what is said of its tokens is written as they come."""
+        """Take a piece of an unstreamed answer; log-probabilities are written as they arrive, not all at the end."""
         for step in self.blocks.take(piece):
             if step.entries:
                 self._rows_of(step.block)
 
     def so_far(self) -> StoredResponse:
-        """What it is now."""
+        """The response with what was generated so far."""
         return StoredResponse(
             response_id=self.head.answer_id,
             owner=self._owner,
             body=self.as_json().encode(),
-            # Log-probabilities say nothing to a model that follows on, and are many times the text.
+            # Log-probabilities are of no use for continuing a conversation, and many times as large as the text.
             items=(*self._items, self._items_json(has_logprobs=False).encode()),
             status=self.status,
         )
@@ -112,16 +112,16 @@ class ResponseRecord:
         return with_field(json.dumps(fields), "output", self._items_json())
 
     def _items_json(self, *, has_logprobs: bool = True) -> str:
-        """What the model wrote, as items."""
+        """The model's output, as items."""
         items = (self.item_json(block, has_logprobs=has_logprobs) for block in self.blocks.blocks)
         return f"[{', '.join(items)}]"
 
     def item_id(self, block: Block) -> str:
-        """The id of the item that a block is."""
+        """The id of a block's item."""
         return f"{_ID_PREFIXES[block.kind]}_{self._unique}{block.index:02x}"
 
     def item_json(self, block: Block, *, is_closed: bool = False, has_logprobs: bool = True) -> str:
-        """A block as an item, as far as it came; one that ``is_closed`` gets no further."""
+        """A block as an item, as far as it was generated; ``is_closed``: it is complete."""
         is_open = self.status == "in_progress" and not is_closed
         status = "completed" if block.is_complete else "in_progress" if is_open else "incomplete"
         item: dict[str, Any] = {"id": self.item_id(block), "status": status}
@@ -137,7 +137,7 @@ class ResponseRecord:
                 return json.dumps(item | {"type": "function_call", **called})
 
     def part_json(self, block: Block, *, is_empty: bool = False, has_logprobs: bool = True) -> str:
-        """The one part that a block of text has; ``is_empty`` gives it as it was before its first text."""
+        """The single part of a text block; ``is_empty`` returns it as it was before its first text."""
         text = "" if is_empty else block.text
         if block.kind == "reasoning":
             return json.dumps({"type": "reasoning_text", "text": text})
@@ -145,12 +145,12 @@ class ResponseRecord:
         return with_field(part, "logprobs", self.logprobs_json(block) if has_logprobs and not is_empty else "[]")
 
     def logprobs_json(self, block: Block, *, first: int = 0) -> str:
-        """What is said of a block's tokens, the ``first`` ones aside."""
+        """Log-probabilities of a block's tokens, without the ``first`` ones."""
         return f"[{', '.join(self._rows_of(block)[first:])}]"
 
     def _rows_of(self, block: Block) -> list[str]:
-        """What is said of each token, as JSON. It is told several times, and written once, when the token comes: all
-        at the end would keep other streams waiting."""
+        """The log-probabilities of each token, as JSON. They are sent several times, but written once, as each token
+        arrives: to write all of them at the end would delay other streams."""
         rows = self._rows.setdefault(block.index, [])
         if self.head.logprobs is not None:
             rows += self.head.logprobs.chat_rows(block.entries[len(rows) :], has_bytes=True)

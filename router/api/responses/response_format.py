@@ -1,4 +1,4 @@
-"""Answers of /v1/responses: the response object, or the events by which it grows."""
+"""Answers of /v1/responses: the response object, or a stream of events."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class ResponseFormat:
 
     @property
     def head(self) -> AnswerHead:
-        """What all answers have."""
+        """What every message repeats."""
         return self._record.head
 
     @property
     def ending(self) -> StreamEnding:
-        """Nothing follows the last event, and an error is an event like the others."""
+        """Nothing follows the last event; an error is an ordinary event."""
         return StreamEnding(done=b"", error_event=self.error_event)
 
     def opening(self, index: int, output: TextOutput) -> bytes:  # noqa: ARG002 (there is one output)
@@ -42,7 +42,7 @@ class ResponseFormat:
         return self._of_response("response.created") + self._of_response("response.in_progress")
 
     def event(self, index: int, piece: TextPiece, output: TextOutput) -> bytes:  # noqa: ARG002 (there is one output)
-        """One piece as events; empty when it has nothing to say yet. The last one tells the whole response."""
+        """One piece as events; empty if there is nothing to send yet. The last event has the whole response."""
         events = b"".join([self._step(step) for step in self._record.blocks.take(piece)])
         if piece.finish_reason is None:
             return events
@@ -51,21 +51,21 @@ class ResponseFormat:
         return events + self._of_response(f"response.{status}")
 
     def usage_event(self, outputs: Sequence[TextOutput]) -> bytes:  # noqa: ARG002 (there is nothing to tell)
-        """Nothing: the last event tells the usage."""
+        """Nothing: the last event has the usage."""
         return b""
 
     def error_event(self, error: RouterError) -> bytes:
-        """The end of a response that was cancelled or failed."""
+        """The last event of a response that was cancelled or failed."""
         record = self._record
         if record.status == "cancelled":
             return self._of_response("response.incomplete")
-        # nobody ordered it to end: the client left
+        # not cancelled by an order: the client left
         has_left = isinstance(error, RequestCancelledError)
         record.fail(error.message, keeps=not has_left)
         return self._of_response("response.failed")
 
     def whole(self, choices: Sequence[Collected], outputs: Sequence[TextOutput]) -> bytes:  # noqa: ARG002 (one output)
-        """The answer in one piece, of which the record took the pieces."""
+        """The unstreamed answer, from the pieces that the record took."""
         [choice] = choices
         self._record.finish(_status(choice.finish_reason))
         return self._record.as_json().encode()
@@ -131,7 +131,7 @@ class ResponseFormat:
         return self._write(kind, {"response": self._record.as_json()})
 
     def _write(self, kind: str, written: Mapping[str, str], **fields: Any) -> bytes:
-        """An event with fields of which some are JSON already."""
+        """Write an event; the fields in ``written`` are JSON already."""
         body = json.dumps({"type": kind, "sequence_number": self._number(), **fields})
         for name, value in written.items():
             body = with_field(body, name, value)

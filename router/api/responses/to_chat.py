@@ -1,4 +1,4 @@
-"""From the body of a response to that of a chat, which then runs as any other."""
+"""Translates the body of a response to that of a chat, which then runs like any other."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ NAMES: Mapping[str, str] = {
     "verbosity": "text.verbosity",
     "truncate_prompt_tokens": "truncation",
 }
-"""What parameters of a chat are called here."""
+"""The endpoint's names of a chat's parameters."""
 
 
 def input_items(body: ResponsesBody) -> list[InputItem]:
-    """The items of a body; a text is a message of the user's."""
+    """The items of a body; a plain text becomes a user message."""
     if isinstance(body.input, str):
         return [MessageItem.model_validate({"role": "user", "content": body.input})]
     return body.input
 
 
 def chat_of(body: ResponsesBody, items: Sequence[InputItem]) -> ChatBody:
-    """The chat that says the same.
+    """The equivalent chat.
 
     Args:
         body: Everything but the conversation.
-        items: The conversation, with what came before.
+        items: The conversation, including earlier responses.
 
     Raises:
-        InvalidRequestError: Some parameters do not go together, or a chat takes no such values.
+        InvalidRequestError: Some parameters cannot be combined, or a chat takes no such values.
     """
     messages = chat_messages(items)
     if body.instructions is not None:
@@ -76,7 +76,7 @@ def _response_format(form: TextFormat | None) -> dict[str, Any] | None:
 
 
 def _tools(body: ResponsesBody) -> dict[str, Any]:
-    """``tools``, ``tool_choice`` and ``parallel_tool_calls`` as a chat has them."""
+    """A chat's ``tools``, ``tool_choice`` and ``parallel_tool_calls``."""
     tools, choice = body.tools or [], body.tool_choice
     if isinstance(choice, AllowedTools):
         allowed = {tool.name for tool in choice.tools}
