@@ -39,7 +39,7 @@ def usable_request_id(given: Sequence[bytes]) -> str:
 
 
 class RequestIdMiddleware:
-    """Gives every answer the caller's request id, or a new one if there is none or it is unusable.
+    """Gives every answer the caller's request id, or a new one if that is missing or unusable.
 
     A body may name another id, which then replaces it in the scope.
 

@@ -135,7 +135,7 @@ class ReplicaPool:
 
         Replicas with fresh reports are preferred to those with stale ones. With ``must_fit``, only replicas with room
         for ``num_blocks`` count, and idle ones, so that a wrong report cannot keep a request waiting forever.
-        In a pool of several roles, those that lean to ``role`` are preferred to the others.
+        In a pool of several roles, replicas that lean to ``role`` are preferred to the others.
         """
         role = role or self._own_role
         candidates = self.candidates(exclude)

@@ -1,4 +1,4 @@
-"""What the workers report, as metrics with the labels ``role`` and ``replica``."""
+"""The workers' reports, as metrics with the labels ``role`` and ``replica``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[Replica], float]], ...] = (
 
 
 def worker_families(pools: Iterable[RoleReplicas]) -> list[MetricFamily]:
-    """Gauges of every replica, and counters of those too that are gone: the rows of the last ones stay."""
+    """Gauges of every replica, and counters, also of departed replicas: the rows of the last of these stay."""
     pools = tuple(pools)
     families = []
     for name, text, read in _GAUGES:
@@ -41,7 +41,7 @@ def worker_families(pools: Iterable[RoleReplicas]) -> list[MetricFamily]:
 
 
 def _told(name: str) -> Counted:
-    """How a counter is told; workers of another version may have some that are not known here."""
+    """The description of a counter; a default for one that only workers of another version have."""
     told = WORKER_COUNTERS.get(name)
     return told if told is not None and told.metric else Counted(metric=f"worker_{name}", text=f"The workers' {name}.")
 

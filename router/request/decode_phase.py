@@ -63,7 +63,7 @@ class DecodePhase:
         """Run a request to its end. A journey can come here again after its KV was lost and recomputed.
 
         Returns:
-            True when the decode side has certainly ended the lease behind the journey's KV.
+            True if the decode side has certainly ended the lease of the journey's KV.
 
         Raises:
             RouterError: No replica could complete it.

@@ -219,7 +219,7 @@ class Orchestrator:
         """Refuse now what ``start`` would refuse. The limit that protects others applies only if ``owner`` is given.
 
         Raises:
-            QueueFullError: So many more requests would exceed the limit of requests in progress.
+            QueueFullError: ``num_requests`` more would exceed the limit of requests in progress.
         """
         if num_requests > self._alive.num_left(owner):
             self._counters.num_refused += num_requests

@@ -13,8 +13,8 @@ class TracingSettings:
     """Spans are made where there is an ``otlp_endpoint``: the collector's URL, to which `/v1/traces` is added where it
     has no path.
 
-    ``sample_ratio`` is the share of traces that begin here: a request that says whether its trace is sampled is
-    followed in that. None leaves it to the environment's OTEL_TRACES_SAMPLER, and without that takes all.
+    ``sample_ratio`` applies to traces that begin here; if a request says whether its trace is sampled, that decides.
+    None leaves it to the environment's OTEL_TRACES_SAMPLER, and without that samples all.
     """
 
     otlp_endpoint: str | None = None
@@ -44,7 +44,7 @@ class TracingSettings:
 
     @property
     def is_on(self) -> bool:
-        """True when spans are to be made."""
+        """True if spans should be made."""
         return self.otlp_endpoint is not None
 
     @property

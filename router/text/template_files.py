@@ -80,7 +80,7 @@ def _in_json(model_dir: Path) -> dict[str, str]:
 
 
 def _text(path: Path) -> str | None:
-    """The file's text; None where there is no such file."""
+    """The file's text; None if there is no such file."""
     if not path.is_file():
         return None
     try:

@@ -200,9 +200,9 @@ def running_usage(output: TextOutput, num_output_tokens: int) -> dict[str, objec
 
 
 def _details(outputs: Sequence[TextOutput]) -> dict[str, int]:
-    """The tokens of thinking, markers included, of a model that thinks; and what became of predictions: their tokens
-    that the outputs said, and those that they did not. Drafts that workers made of outputs count as predictions of
-    those that nobody else predicted."""
+    """Usage details. For a model that thinks: its thinking tokens, including markers. For predictions: the accepted and
+    the rejected tokens. If an output has no prediction by the caller, the workers' draft tokens count as its
+    prediction."""
     details: dict[str, int] = {}
     thinking = [output.turn.num_reasoning_tokens for output in outputs if output.turn and output.turn.has_reasoning]
     if thinking:

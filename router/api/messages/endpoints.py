@@ -29,7 +29,7 @@ def add_messages(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:
     """Add the endpoints.
 
     Returns:
-        Those that generate, by path.
+        The endpoints that generate, by path.
     """
     model = with_fields_of(service.params, MessagesBody)
 

@@ -152,7 +152,7 @@ class ResponsesBody(SamplingBody):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether log-probabilities are told beside the text."""
+        """True if the text should have log-probabilities."""
         return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     def ignored(self) -> Iterator[str]:

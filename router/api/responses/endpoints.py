@@ -39,7 +39,7 @@ def add_responses(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:
     """Add the endpoints.
 
     Returns:
-        Those that generate, by path.
+        The endpoints that generate, by path.
     """
     model = with_fields_of(service.params, ResponsesBody)
 
