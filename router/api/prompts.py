@@ -104,7 +104,7 @@ async def predicted_answer(service: RouterService, body: ChatBody) -> TokenIds |
 
 
 def echoed_message(body: ChatBody) -> str:
-    """The final message, if the answer should repeat it; only the role that continues can be repeated."""
+    """The final message, if the answer should repeat it: it must be the assistant's, or be continued; else empty."""
     final = body.messages[-1]
     goes_on = bool(body.continue_final_message) or body.add_generation_prompt is False
     return final.text if body.echo and (goes_on or final.role == "assistant") else ""
