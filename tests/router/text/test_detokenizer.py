@@ -85,7 +85,7 @@ def test_byte_level_stream_equals_decoding_at_once(tokens: list[int], sizes: lis
     assert "".join(pieces) == BYTE_LEVEL.decode(tokens)
 
 
-@given(text=st.text(max_size=20))
+@given(text=st.text(max_size=20).filter(lambda text: "<|" not in text))  # special tokens are left out of answers
 def test_no_piece_of_well_formed_text_holds_half_a_character(text: str) -> None:
     tokens = BYTE_LEVEL.encode(text)
 
