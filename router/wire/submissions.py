@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import weakref
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from engine.contract.messages import GenerateRequest
 from router.pool.workers import WorkerError, WorkerPool, WorkerRefusedError, WorkerUnavailableError
@@ -17,12 +19,14 @@ from router.wire.aborts import AbortSender
 
 logger = logging.getLogger(f"baton.{__name__}")
 
+Answer: TypeAlias = asyncio.Future[WorkerRefusedError | None]
+
 
 @dataclass(slots=True)
 class _Lane:
     """The requests that wait to be sent to one replica."""
 
-    waiting: list[tuple[GenerateRequest, asyncio.Future[WorkerRefusedError | None]]] = field(default_factory=list)
+    waiting: list[tuple[GenerateRequest, Answer]] = field(default_factory=list)
 
 
 class Submissions:
@@ -34,15 +38,18 @@ class Submissions:
         self._timeout_s = timeout_s
         self._lanes: dict[str, _Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        # Of each request at each replica the last answer, for as long as who asked keeps it: while the request runs.
+        self._last: weakref.WeakValueDictionary[tuple[str, str], Answer] = weakref.WeakValueDictionary()
 
-    def submit(self, replica_id: str, request: GenerateRequest) -> asyncio.Future[WorkerRefusedError | None]:
+    def submit(self, replica_id: str, request: GenerateRequest) -> Answer:
         """Add a request to a replica's engine.
 
         Returns:
             A future of the engine's refusal, or of None if it accepted. It fails with WorkerUnavailableError if the
             replica is gone or does not answer. If it is cancelled, the request is not sent, or is aborted if it was.
+            Keep it while the request runs: it says that an older one's late answer concerns another run.
         """
-        answer: asyncio.Future[WorkerRefusedError | None] = asyncio.get_running_loop().create_future()
+        answer: Answer = asyncio.get_running_loop().create_future()
         lane = self._lanes.get(replica_id)
         if lane is None:
             lane = self._lanes[replica_id] = _Lane()
@@ -51,6 +58,7 @@ class Submissions:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         lane.waiting.append((request, answer))
+        self._last[replica_id, request.request_id] = answer
         return answer
 
     async def close(self) -> None:
@@ -79,9 +87,7 @@ class Submissions:
         if self._lanes.get(replica_id) is lane:
             del self._lanes[replica_id]
 
-    async def _send_batch(
-        self, replica_id: str, batch: list[tuple[GenerateRequest, asyncio.Future[WorkerRefusedError | None]]]
-    ) -> None:
+    async def _send_batch(self, replica_id: str, batch: list[tuple[GenerateRequest, Answer]]) -> None:
         error: Exception | None = None
         refusals: list[WorkerRefusedError | None] = []
         try:
@@ -100,8 +106,25 @@ class Submissions:
             )
         for index, (request, answer) in enumerate(batch):
             if answer.done():
-                self._aborts.abort(replica_id, request.request_id)
+                self._end(replica_id, request.request_id, answer)
             elif error is not None:
                 answer.set_exception(error)
             else:
                 answer.set_result(refusals[index])
+
+    def _end(self, replica_id: str, request_id: str, answer: Answer) -> None:
+        """Abort a request that was given up before its answer came.
+
+        Where it was sent to the same replica again, an abort would end that run: if the replica takes it, the older one
+        has ended; if not, the older one may be in its way.
+        """
+        newer = self._last.get((replica_id, request_id))
+        if newer is None or newer is answer:
+            self._aborts.abort(replica_id, request_id)
+            return
+
+        def on_answer(ended: Answer) -> None:
+            if ended.cancelled() or ended.exception() is not None or ended.result() is not None:
+                self._end(replica_id, request_id, ended)
+
+        newer.add_done_callback(on_answer)
