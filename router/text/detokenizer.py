@@ -88,7 +88,14 @@ class WindowDetokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take new tokens; return the characters that they complete."""
-        self._tokens.extend(filter(self._is_spelt, token_ids))
+        new = list(filter(self._is_spelt, token_ids))
+        if len(new) > 1 and self._decode(self._tokens + new).endswith(_REPLACEMENT):
+            # Only one by one they tell with which of them the last character begins, and so how long it may take.
+            return "".join([self._take([token_id]) for token_id in new])
+        return self._take(new)
+
+    def _take(self, token_ids: list[int]) -> str:
+        self._tokens.extend(token_ids)
         if not self.is_incomplete:
             return ""
         whole = self._decode(self._tokens)

@@ -160,6 +160,19 @@ def test_character_in_parts_is_whole_after_a_run_of_tokens_without_text(num_sile
     assert "".join(streamed(factory, SPLIT_BYTES.encode("hello"), output, [])) == "🙂"
 
 
+def test_character_that_ends_among_tokens_that_came_at_once_is_whole() -> None:
+    output = SPLIT_BYTES.encode("<<<<🙂")[-8:]
+
+    assert "".join(streamed(DetokenizerFactory(SPLIT_BYTES), SPLIT_BYTES.encode("hello"), output, [5])) == "<<<<🙂"
+
+
+@given(text=st.text(alphabet="helo a.<é日🙂", max_size=12), sizes=st.lists(st.integers(1, 9), max_size=8))
+def test_text_is_the_same_however_many_tokens_come_at_once(text: str, sizes: list[int]) -> None:
+    factory, prompt, output = DetokenizerFactory(SPLIT_BYTES), SPLIT_BYTES.encode("hello"), SPLIT_BYTES.encode(text)
+
+    assert "".join(streamed(factory, prompt, output, sizes)) == "".join(streamed(factory, prompt, output, []))
+
+
 @pytest.mark.parametrize("silent", SILENT[PIECES])
 def test_tokens_without_text_cost_the_same_however_many_came_before(silent: str | int) -> None:
     token = silent if isinstance(silent, int) else PIECES.token_id(silent)
