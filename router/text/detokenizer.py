@@ -22,6 +22,8 @@ from router.text.tokenizer import Tokenizer
 _REPLACEMENT = "\ufffd"
 _WINDOW_TOKENS = 6
 _LONG_WINDOW_TOKENS = 4 * _WINDOW_TOKENS
+_MOST_BYTES = 4
+"""Of a character, and so the tokens that it may be cut into."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -82,8 +84,10 @@ class WindowDetokenizer:
     ) -> None:
         self._decode = decode
         self._is_spelt = is_spelt
-        self._tokens = list(islice(filter(is_spelt, reversed(context_ids)), _WINDOW_TOKENS))[::-1]
-        self._num_shown = len(decode(self._tokens))
+        most = _WINDOW_TOKENS + _MOST_BYTES - 1
+        self._tokens = list(islice(filter(is_spelt, reversed(context_ids)), most))[::-1]
+        self._num_shown = 0
+        self._shorten()
         self._num_settled = len(self._tokens)
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -105,8 +109,7 @@ class WindowDetokenizer:
         if text.endswith(_REPLACEMENT) and len(self._tokens) - self._num_settled <= _WINDOW_TOKENS:
             return ""
         if text:
-            self._tokens = self._tokens[-_WINDOW_TOKENS:]
-            self._num_shown = len(self._decode(self._tokens))
+            self._shorten()
         elif len(self._tokens) > _LONG_WINDOW_TOKENS:
             self._leave_out_silent(whole)
         self._num_settled = len(self._tokens)
@@ -122,6 +125,20 @@ class WindowDetokenizer:
         text = self._decode(self._tokens)[self._num_shown :]
         self._num_settled = len(self._tokens)
         return text
+
+    def _shorten(self) -> None:
+        """Keep a few tokens, all of which are shown.
+
+        They begin with a whole character: behind half of one, some decoders take all bytes that follow for wrong ones.
+        """
+        for size in range(_WINDOW_TOKENS, _WINDOW_TOKENS + _MOST_BYTES):
+            text = self._decode(self._tokens[-size:])
+            if _REPLACEMENT not in text:
+                break
+        else:
+            size = _WINDOW_TOKENS
+            text = self._decode(self._tokens[-size:])
+        self._tokens, self._num_shown = self._tokens[-size:], len(text)
 
     def _leave_out_silent(self, whole: str) -> None:
         """Drop the middle of a long run of tokens without text: only the words before it and its end matter."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -125,6 +125,7 @@ def test_other_tokenizers_stream_what_decoding_at_once_gives(make: type) -> None
     assert "".join(pieces) == tokenizer.decode([*prompt, *output])[len(tokenizer.decode(prompt)) :]
 
 
+SIZES = st.lists(st.integers(1, 9), max_size=8)
 SILENT = {WORDS: ("[SEP]", 999), PIECES: ("[SEP]", "##", 999), SPLIT_BYTES: ("</s>", 9999)}
 """Tokens without text: special ones, pieces that are empty, and ids that no token has."""
 
@@ -166,11 +167,16 @@ def test_character_that_ends_among_tokens_that_came_at_once_is_whole() -> None:
     assert "".join(streamed(DetokenizerFactory(SPLIT_BYTES), SPLIT_BYTES.encode("hello"), output, [5])) == "<<<<🙂"
 
 
-@given(text=st.text(alphabet="helo a.<é日🙂", max_size=12), sizes=st.lists(st.integers(1, 9), max_size=8))
-def test_text_is_the_same_however_many_tokens_come_at_once(text: str, sizes: list[int]) -> None:
-    factory, prompt, output = DetokenizerFactory(SPLIT_BYTES), SPLIT_BYTES.encode("hello"), SPLIT_BYTES.encode(text)
+@given(before=st.text(alphabet="e<日🙂", max_size=4), text=st.text(alphabet="heb.<é日🙂", max_size=12), sizes=SIZES)
+@example(before="", text="日🙂🙂", sizes=[])
+@example(before="🙂🙂", text="🙂", sizes=[])
+def test_characters_of_several_tokens_are_whole_however_many_come_at_once(
+    before: str, text: str, sizes: list[int]
+) -> None:
+    prompt = SPLIT_BYTES.encode("hello" + before)
+    output = SPLIT_BYTES.encode("hello" + before + text)[len(prompt) :]
 
-    assert "".join(streamed(factory, prompt, output, sizes)) == "".join(streamed(factory, prompt, output, []))
+    assert "".join(streamed(DetokenizerFactory(SPLIT_BYTES), prompt, output, sizes)) == text
 
 
 @pytest.mark.parametrize("silent", SILENT[PIECES])
