@@ -186,6 +186,7 @@ class SchedulerWorld:
         assert output.rows.size <= self.config.max_num_seqs
         assert self.config.enable_chunked_prefill or output.num_samples.all(), "a prompt was computed in chunks (C3)"
         self._take_in(output.connector_orders)
+        self.collect(self.scheduler.take_finished())  # what ended because no room came for it
         self.finished_ids.extend(output.finished_request_ids)
         self.last_output = output
         self.in_flight.append(output)
