@@ -42,7 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-keys = typer.Typer(help="Make keys for the API.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+keys = typer.Typer(help="Create keys for the API.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.add_typer(keys, name="keys")
 app.add_typer(clients)
 
@@ -82,18 +82,22 @@ def serve(
     context: typer.Context,
     model: Model = None,
     served_model_name: Names = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file; flags win over it.")] = None,
-    prefill_replicas: Annotated[int | None, typer.Option(help="Workers that compute prompts.  [default: 1]")] = None,
-    decode_replicas: Annotated[int | None, typer.Option(help="Workers that generate.  [default: 1]")] = None,
-    router_replicas: Annotated[int | None, typer.Option(help="Processes that speak HTTP.  [default: 1]")] = None,
-    roles: Annotated[str | None, typer.Option(help="elastic or fixed: who may do what.  [default: elastic]")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file with settings; flags override it.")] = None,
+    prefill_replicas: Annotated[int | None, typer.Option(help="Number of prefill workers.  [default: 1]")] = None,
+    decode_replicas: Annotated[int | None, typer.Option(help="Number of decode workers.  [default: 1]")] = None,
+    router_replicas: Annotated[int | None, typer.Option(help="Number of router processes.  [default: 1]")] = None,
+    roles: Annotated[str | None, typer.Option(help="elastic or fixed roles of workers.  [default: elastic]")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the HTTP API.  [default: 8000]")] = None,
     host: Annotated[str | None, typer.Option(help="Address of the HTTP API.  [default: 127.0.0.1]")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.  [default: auto]")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.  [default: auto]")] = None,
-    model_impl: Annotated[str | None, typer.Option(help="auto, native or transformers.  [default: auto]")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Longest prompt and answer together.")] = None,
-    address: Annotated[str | None, typer.Option(help="Ray cluster to deploy to; a private Ray if missing.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device: auto, cpu or cuda.  [default: auto]")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Precision: auto, float32, bfloat16, float16.  [default: auto]")
+    ] = None,
+    model_impl: Annotated[
+        str | None, typer.Option(help="Model code: auto, native, transformers.  [default: auto]")
+    ] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Most tokens of prompt and answer together.")] = None,
+    address: Annotated[str | None, typer.Option(help="Ray cluster to deploy to. Without it, a private Ray.")] = None,
     api_key: NewKeys = None,
 ) -> None:
     """Start a cluster and serve until Ctrl-C.
@@ -188,7 +192,7 @@ def run_deploy(config: BatonConfig) -> int:
 def shutdown(
     address: Annotated[str, typer.Option(help="Ray that the cluster runs on: HOST:PORT or auto.")] = "auto",
 ) -> None:
-    """End what `baton deploy` started; Ray goes on."""
+    """Stop the cluster that `baton deploy` started. Ray keeps running."""
     from cluster.deploy.serve_env import prepare_environment
     from cluster.plan.preflight import check_ray_address
 
@@ -208,11 +212,13 @@ def shutdown(
 def plan(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="YAML file that describes the cluster.")] = None,
-    nodes: Annotated[Path | None, typer.Option(help="YAML file that lists machines; this machine if missing.")] = None,
-    model: Annotated[Path | None, typer.Option(help="Hugging Face directory; that of the file if missing.")] = None,
+    nodes: Annotated[Path | None, typer.Option(help="YAML file that lists machines. Without it, this machine.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Hugging Face directory of the model. Without it, the file's.")
+    ] = None,
     served_model_name: Names = None,
 ) -> None:
-    """Print what would be placed where, with the arithmetic of its memory; start nothing."""
+    """Show which worker would run on which machine, and how its memory adds up. Starts nothing."""
     from cluster.commands.plan import plan as print_plan
     from cluster.config.served_model import served_model
     from cluster.plan.preflight import check_checkpoint, check_draft_model, check_model_len
@@ -230,44 +236,46 @@ def plan(
 @app.command(cls=Command)
 def whatif(
     context: typer.Context,
-    trace: Annotated[Path | None, typer.Option(help="Recorded arrivals, one JSON object a line.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="File of recorded arrivals, one JSON object per line.")] = None,
     recorded: Annotated[
-        str | None, typer.Option(metavar="URL", help="Instead: the last requests of the cluster that runs there.")
+        str | None, typer.Option(metavar="URL", help="Use the last requests of the running cluster at URL instead.")
     ] = None,
     api_key: AdminKey = "",
-    start_s: Annotated[float, typer.Option(min=0.0, help="Where in the trace to begin.")] = 0.0,
+    start_s: Annotated[float, typer.Option(min=0.0, help="Second of the trace to begin at.")] = 0.0,
     seconds: Annotated[
-        float | None, typer.Option(help="How much of the trace, or how long a load lasts.  [default: all, or 60]")
+        float | None, typer.Option(help="Length of the trace or load to simulate.  [default: all, or 60]")
     ] = None,
-    speed: Annotated[float, typer.Option(help="How many times as fast as recorded.")] = 1.0,
-    scale: Annotated[int, typer.Option(min=1, help="Divides the recorded lengths; a power of 2 up to 512.")] = 1,
+    speed: Annotated[float, typer.Option(help="Replay the trace this many times as fast as recorded.")] = 1.0,
+    scale: Annotated[int, typer.Option(min=1, help="Divide recorded lengths by this; a power of 2 up to 512.")] = 1,
     mix: Annotated[
-        str | None, typer.Option(help="Instead of a trace: prompt_heavy, balanced or decode_heavy requests.")
+        str | None, typer.Option(help="Generated load instead of a trace: prompt_heavy, balanced or decode_heavy.")
     ] = None,
-    rate: Annotated[float | None, typer.Option(help="Of these, requests a second.")] = None,
-    shape: Annotated[str, typer.Option(help="Of these: steady, bursts or step.")] = "steady",
+    rate: Annotated[float | None, typer.Option(help="With --mix: requests per second.")] = None,
+    shape: Annotated[str, typer.Option(help="With --mix: steady, bursts or step.")] = "steady",
     layouts: Annotated[
-        str | None, typer.Option(help="What to try, such as apart:2+6,unified:8,unified:8/128,elastic:8.")
+        str | None, typer.Option(help="Layouts to simulate, such as apart:2+6,unified:8,unified:8/128,elastic:8.")
     ] = None,
-    search: Annotated[bool, typer.Option("--search", help="Find the cheapest that keeps the promise.")] = False,
-    max_workers: Annotated[int, typer.Option(help="Most workers that the search tries.")] = 16,
-    attainment: Annotated[float, typer.Option(help="Share of the requests that must keep it.")] = 0.95,
-    ttft_ms: Annotated[float | None, typer.Option(help="Promise: milliseconds to the first token.")] = None,
-    itl_ms: Annotated[float | None, typer.Option(help="Promise: milliseconds between tokens.")] = None,
-    price: Annotated[float, typer.Option(help="What a worker costs an hour.")] = 1.0,
+    search: Annotated[
+        bool, typer.Option("--search", help="Search for the cheapest layout that keeps the promise.")
+    ] = False,
+    max_workers: Annotated[int, typer.Option(help="Largest number of workers that --search tries.")] = 16,
+    attainment: Annotated[float, typer.Option(help="Share of the requests for which the promise must be kept.")] = 0.95,
+    ttft_ms: Annotated[float | None, typer.Option(help="Promised time to first token in ms.")] = None,
+    itl_ms: Annotated[float | None, typer.Option(help="Promised inter-token latency in ms.")] = None,
+    price: Annotated[float, typer.Option(help="Price of one worker per hour.")] = 1.0,
     calibration: Annotated[
         str,
         typer.Option(
-            help="What workers are: those of the cluster that runs at a URL, a machine by name (cpu_host, gpu, h200, "
-            "h200_pair, ...), or a measured file."
+            help="Speed of the workers: the URL of a running cluster, the name of a machine (cpu_host, gpu, h200, "
+            "h200_pair, ...), or a file with measurements."
         ),
     ] = "cpu_host",
-    load_seed: Annotated[int, typer.Option(help="Same seed, same load and same answer.")] = 0,
-    processes: Annotated[int, typer.Option(min=1, help="Layouts that are simulated side by side.")] = 1,
-    json_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the answer to FILE as JSON.")] = None,
-    plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw SVG pictures; needs matplotlib.")] = None,
+    load_seed: Annotated[int, typer.Option(help="Seed: the same seed gives the same load and result.")] = 0,
+    processes: Annotated[int, typer.Option(min=1, help="Number of layouts simulated in parallel.")] = 1,
+    json_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result to FILE as JSON.")] = None,
+    plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Write SVG plots to DIR; needs matplotlib.")] = None,
 ) -> None:
-    """Say what layouts would make of a load, by simulating them; start nothing."""
+    """Predict how layouts of workers would serve a load, by simulating them. Starts nothing."""
     from cluster.commands.whatif import WhatIfError, WhatIfOptions
     from cluster.commands.whatif import whatif as run
 
@@ -290,7 +298,7 @@ def whatif(
 
 @app.command(cls=Command)
 def models() -> None:
-    """List the architectures that are supported, and on what they run."""
+    """List the supported model architectures and the devices that they run on."""
     from cluster.commands.models import print_models
 
     print_models(sys.stdout)
@@ -298,20 +306,20 @@ def models() -> None:
 
 @app.command(cls=Command)
 def generate(
-    prompt: Annotated[str, typer.Option(help="Text to continue, or to answer.")],
-    chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Answer it, by the model's chat template.")] = False,
+    prompt: Annotated[str, typer.Option(help="Text to continue, or with --chat to answer.")],
+    chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Answer, using the model's chat template.")] = False,
     model: Model = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.  [default: 128]")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens to generate.  [default: 128]")] = None,
     temperature: Annotated[
         float,
-        typer.Option(min=0.0, help="0 takes the most likely token. The model's generation_config.json is not asked."),
+        typer.Option(min=0.0, help="0 always takes the most likely token. generation_config.json is ignored."),
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Same seed, same text.")] = 0,
-    device: Annotated[DeviceName, typer.Option(help="Where the model runs.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Random seed: the same seed gives the same text.")] = 0,
+    device: Annotated[DeviceName, typer.Option(help="Device that the model runs on.")] = "auto",
     dtype: Annotated[DTypeName, typer.Option(help="Precision; auto takes the checkpoint's.")] = "auto",
-    model_impl: Annotated[ModelImplName, typer.Option(help="Whose code computes the model.")] = "auto",
+    model_impl: Annotated[ModelImplName, typer.Option(help="Implementation of the model.")] = "auto",
 ) -> None:
-    """Continue a text, or answer it, with one engine in this process, without Ray."""
+    """Continue a text or answer it, with a single engine in this process and without Ray."""
     from engine.device.torch_environment import prepare_torch
 
     prepare_torch(None)

@@ -30,7 +30,9 @@ def status(
     context: typer.Context,
     url: Url = DEFAULT_URL,
     api_key: AdminKey = "",
-    json: Annotated[bool, typer.Option("--json/--no-json", help="Print what the cluster answers, unchanged.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json/--no-json", help="Print the cluster's answer as JSON, unchanged.")
+    ] = False,
 ) -> None:
     """Show the workers of a running cluster."""
     from cluster.commands.clients.status import status as run
@@ -44,7 +46,7 @@ def top(
     url: Url = DEFAULT_URL,
     api_key: AdminKey = "",
 ) -> None:
-    """Watch a running cluster in the terminal; q or Ctrl-C ends. Piped, print it once."""
+    """Watch a running cluster in the terminal; quit with q or Ctrl-C. Prints once if piped."""
     from cluster.commands.clients.top import top as run
 
     stop_on_signals()
@@ -54,12 +56,12 @@ def top(
 @clients.command(cls=Command)
 def drain(
     context: typer.Context,
-    replica: Annotated[str, typer.Argument(help="Id of a worker as `baton status` shows it, or how it begins.")],
+    replica: Annotated[str, typer.Argument(help="Worker id from `baton status`, or its first characters.")],
     url: Url = DEFAULT_URL,
     api_key: AdminKey = "",
-    wait_s: Annotated[float, typer.Option(help="How long to wait until it is gone.")] = 120.0,
+    wait_s: Annotated[float, typer.Option(help="Seconds to wait until the worker is gone.")] = 120.0,
 ) -> None:
-    """Let a worker's requests finish or move to others, then end it; the cluster starts another one."""
+    """Let a worker's requests finish or move to others, then stop it. The cluster starts a replacement."""
     from cluster.commands.clients.worker_orders import drain as run
 
     is_gone = _give(lambda url, key: run(url, replica, Console(), api_key=key, wait_s=wait_s), context, url, api_key)
@@ -69,12 +71,12 @@ def drain(
 @clients.command(cls=Command)
 def lean(
     context: typer.Context,
-    replica: Annotated[str, typer.Argument(help="Id of a worker as `baton status` shows it, or how it begins.")],
-    role: Annotated[str, typer.Argument(help="The role whose work it is to prefer: prefill or decode.")],
+    replica: Annotated[str, typer.Argument(help="Worker id from `baton status`, or its first characters.")],
+    role: Annotated[str, typer.Argument(help="Role to prefer: prefill or decode.")],
     url: Url = DEFAULT_URL,
     api_key: AdminKey = "",
 ) -> None:
-    """Let a worker prefer the work of a role, where roles are elastic; what runs there goes on."""
+    """Make a worker prefer one role (with elastic roles). Its running requests continue."""
     from cluster.commands.clients.worker_orders import lean as run
 
     _give(lambda url, key: run(url, replica, role, Console(), api_key=key), context, url, api_key)
@@ -84,13 +86,15 @@ def lean(
 def trace(
     context: typer.Context,
     request_id: Annotated[
-        str, typer.Argument(help="The X-Request-Id of an answer, or the id in its body; the last requests if missing.")
+        str, typer.Argument(help="X-Request-Id of an answer, or the id in its body. Without it, the last requests.")
     ] = "",
     url: Url = DEFAULT_URL,
     api_key: AdminKey = "",
-    json: Annotated[bool, typer.Option("--json/--no-json", help="Print what the cluster answers, unchanged.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json/--no-json", help="Print the cluster's answer as JSON, unchanged.")
+    ] = False,
 ) -> None:
-    """Show where a request's time went: where it waited, where it ran, and what was chosen for it."""
+    """Show where a request spent its time: where it waited and ran, and how it was routed."""
     from cluster.commands.clients.trace import trace as run
 
     _give(lambda url, key: run(url, request_id, Console(), as_json=json, api_key=key), context, url, api_key)
@@ -133,14 +137,14 @@ def reported_calibration(context: typer.Context, url: str, api_key: str) -> Cali
 @clients.command(cls=Command)
 def chaos(
     context: typer.Context,
-    scenario: Annotated[Path, typer.Option(help="YAML file: deploy/chaos/ has some.")],
+    scenario: Annotated[Path, typer.Option(help="YAML file of the scenario; deploy/chaos/ has examples.")],
     url: Url = DEFAULT_URL,
     api_key: AdminKey = "",
     report: Annotated[
         Path | None, typer.Option("--report", "--json", help="Also write the report to this file, as JSON.")
     ] = None,
 ) -> None:
-    """Break a running cluster on purpose, under load, and check that nothing is lost or wrong."""
+    """Inject faults into a running cluster under load, and check that no answer is lost or wrong."""
     import httpx
 
     from cluster.chaos.scenario import ScenarioError

@@ -23,21 +23,25 @@ SEVERAL = ("--served-model-name", API_KEY_FLAG)
 SERVICE_LINKS = ("tcp://", "udp://", "sctp://")
 """How the values of Kubernetes' service variables begin. For a service named `baton`, pods get a BATON_PORT."""
 
-Model = Annotated[Path | None, typer.Option(help="Hugging Face directory; the built-in model if missing.")]
+Model = Annotated[
+    Path | None, typer.Option(help="Hugging Face directory of the model. Without it, a small built-in model.")
+]
 Names = Annotated[
     list[str] | None,
-    typer.Option(help="Name of the model in the API. Of several all are accepted, and answers carry the first."),
+    typer.Option(
+        help="Name of the model in the API. If several are given, all are accepted and answers show the first."
+    ),
 ]
 NewKeys = Annotated[
     list[str] | None,
     typer.Option(
-        help="Key that opens the API, besides those of the file; several may follow. Only its hash is kept. A key on "
-        "the command line is visible to other users of this machine for a moment: the variable is better.",
+        help="API key to accept besides those of the file; several may follow. Only its hash is kept. Other users of "
+        "this machine can briefly see a key on the command line, so prefer the variable.",
     ),
 ]
-Url = Annotated[str, typer.Option(help="Where the cluster answers, with or without /v1.")]
-Key = Annotated[str, typer.Option(help="Key, where keys are on.", envvar=API_KEY_VARIABLE)]
-AdminKey = Annotated[str, typer.Option(help="Admin key, where keys are on.", envvar=ADMIN_KEY_VARIABLES)]
+Url = Annotated[str, typer.Option(help="URL of the cluster, with or without /v1.")]
+Key = Annotated[str, typer.Option(help="API key, if the cluster requires one.", envvar=API_KEY_VARIABLE)]
+AdminKey = Annotated[str, typer.Option(help="Admin key, if the cluster requires one.", envvar=ADMIN_KEY_VARIABLES)]
 
 
 class Command(TyperCommand):

@@ -59,102 +59,117 @@ class BatonConfig(Section):
 
     model: Path | None = Field(
         default=None,
-        description="Hugging Face directory of the model; null takes the small built-in model. Like other paths, "
-        "in a file it may be relative to that file's folder, as a flag to where the command runs.",
+        description="Hugging Face directory of the model; null takes the small built-in model. A relative path in a "
+        "file counts from the file's folder, on the command line from the current one; so do all other paths.",
     )
     served_model_name: str | tuple[str, ...] | None = Field(
         default=None,
-        description="Name of the model in the API, or a list of names: requests may ask for any of them, and answers "
-        "carry the first. Null takes the directory's name.",
+        description="Name of the model in the API, or a list of accepted names, the first of which appears in "
+        "answers. Null takes the directory's name.",
     )
     host: str = Field(default="127.0.0.1", min_length=1, description="Address that the HTTP API listens on.")
     port: int = Field(default=8000, ge=1, le=65535, description="Port that the HTTP API listens on.")
-    device: DeviceName = Field(default="auto", description="Where models run; auto takes a GPU where there is one.")
+    device: DeviceName = Field(default="auto", description="Where models run; `auto` takes a GPU if there is one.")
     dtype: DTypeName = Field(
         default="auto",
-        description="Precision; auto takes the checkpoint's; float32 on a CPU that emulates that, 16 bits on a GPU.",
+        description="Precision of weights and computation. `auto` takes the checkpoint's, but float32 on a CPU that "
+        "only emulates it, and 16 bits on a GPU.",
     )
     model_impl: ModelImplName = Field(
         default="auto",
-        description="Whose code computes the model: `native` is Baton's own, `transformers` that of transformers, with "
-        "Baton's attention in it; auto takes Baton's where it has any ([models.md](models.md)).",
+        description="Implementation of the model: `native` is Baton's own, `transformers` that of transformers with "
+        "Baton's attention; `auto` prefers Baton's where it exists ([models.md](models.md)).",
     )
     trust_remote_code: bool = Field(
-        default=False, description="Run code for transformers that comes with a checkpoint: it can do whatever you can."
+        default=False,
+        description="Run Python code for transformers that comes with the checkpoint. It can do anything that you can.",
     )
     borrow_idle_cores: Switch = Field(
         default="auto",
-        description="Let a CPU worker compute with the cores of the host's idle workers as well, until they have "
-        "something to compute. `auto`: where the system can, and the pool has no `num_threads`, which is an order; "
-        "`true`: in every pool, or fail to start; `false`: never.",
+        description="Let a busy CPU worker also use the cores of idle workers on its host until they have work. "
+        "`auto`: where the system supports it and the pool does not set `num_threads`; `true`: in every pool, or "
+        "refuse to start; `false`: never.",
     )
     max_model_len: int | None = Field(
-        default=None, ge=2, description="Longest prompt and answer together; null takes the model's own."
+        default=None, ge=2, description="Most tokens of prompt and answer together. Null takes the model's own limit."
     )
     prefill_replicas: int = Field(
         default=1,
         ge=1,
         le=MAX_REPLICAS,
-        description="Workers that compute prompts; with `scaling` those of a new cluster, within its bounds.",
+        description="Number of prefill workers, which compute prompts. With `scaling`, the initial number, kept "
+        "within its bounds.",
     )
     decode_replicas: int = Field(
         default=1,
         ge=1,
         le=MAX_REPLICAS,
-        description="Workers that generate; with `scaling` those of a new cluster, within its bounds.",
+        description="Number of decode workers, which generate tokens. With `scaling`, the initial number, kept within "
+        "its bounds.",
     )
     roles: RolesMode = Field(
         default=DEFAULT_ROLES,
-        description="`elastic`: any worker takes any work, by what is predicted of all of them, and the role of a "
-        "worker is what it leans to ([routing.md](routing.md)). `fixed`: prefill workers compute prompts, decode "
+        description="`elastic`: every worker takes prompts and decoding alike, placed by predicted latency, and its "
+        "role is only a preference ([routing.md](routing.md)). `fixed`: prefill workers only compute prompts, decode "
         "workers generate.",
     )
     router_replicas: int = Field(
         default=1,
         ge=1,
         le=MAX_REPLICAS,
-        description="Processes that speak HTTP; without a proxy in front, a connection stays with one.",
+        description="Number of router processes, which serve the HTTP API. Without a proxy in front, each connection "
+        "stays with one of them.",
     )
     router_per_node: bool = Field(
-        default=False, description="One router on each machine of the cluster, whatever `router_replicas` says."
+        default=False, description="Run one router on each machine of the cluster; `router_replicas` is then ignored."
     )
     address: str | None = Field(
-        default=None, description="Ray cluster to deploy to; null starts a private Ray on this machine."
+        default=None, description="Ray cluster to deploy to. Null starts a private Ray on this machine."
     )
     object_store_bytes: int = Field(
-        default=128 * 1024 * 1024, ge=80 * 1024 * 1024, description="Object store of the private Ray."
+        default=128 * 1024 * 1024,
+        ge=80 * 1024 * 1024,
+        description="Size in bytes of the object store of the private Ray.",
     )
     http_proxy: HttpProxy = Field(
         default="auto",
-        description="What stands between clients and routers. `none`: nothing, the routers listen themselves and share "
-        "the port; `serve`: Serve's own proxy on every machine; `haproxy`: HAProxy, with statistics and metrics ports "
-        "that are open on all interfaces. `auto`: `none` on the private Ray of `baton serve`, `serve` on another.",
+        description="Proxy between clients and routers. `none`: none, routers listen themselves and share the port; "
+        "`serve`: Ray Serve's proxy on every machine; `haproxy`: HAProxy, whose statistics and metrics ports are open "
+        "on all interfaces. `auto`: `none` on the private Ray of `baton serve`, `serve` otherwise.",
     )
-    startup_timeout_s: float = Field(default=600.0, gt=0, description="How long all workers may take to be ready.")
-    cache: CacheSection = Field(default_factory=CacheSection, description="The KV cache of every worker.")  # type: ignore[valid-type]
+    startup_timeout_s: float = Field(
+        default=600.0, gt=0, description="Time limit in seconds for all workers to become ready."
+    )
+    cache: CacheSection = Field(default_factory=CacheSection, description="KV cache of every worker.")  # type: ignore[valid-type]
     scheduler: SchedulerSection = Field(  # type: ignore[valid-type]
-        default_factory=SchedulerSection, description="The scheduler of every worker."
+        default_factory=SchedulerSection, description="Scheduler of every worker."
     )
-    gpu: GPUSection = Field(default_factory=GPUSection, description="What only workers on GPUs do.")  # type: ignore[valid-type]
+    gpu: GPUSection = Field(default_factory=GPUSection, description="Settings that matter only for workers on GPUs.")  # type: ignore[valid-type]
     speculative: SpeculativeSection = Field(  # type: ignore[valid-type]
-        default_factory=SpeculativeSection, description="Draft tokens of every worker: docs/speculation.md."
+        default_factory=SpeculativeSection, description="Speculative decoding on every worker: docs/speculation.md."
     )
-    kv_transfer: TransferSection = Field(default_factory=TransferSection, description="The hand-over of KV.")  # type: ignore[valid-type]
-    router: RouterSection = Field(default_factory=RouterSection, description="Bounds and waits of the router.")  # type: ignore[valid-type]
+    kv_transfer: TransferSection = Field(  # type: ignore[valid-type]
+        default_factory=TransferSection, description="Transfer of KV blocks between workers."
+    )
+    router: RouterSection = Field(  # type: ignore[valid-type]
+        default_factory=RouterSection, description="Limits, timeouts and policies of the router."
+    )
     security: SecuritySection = Field(  # type: ignore[valid-type]
         default_factory=SecuritySection, description="Who may call the API: docs/security.md."
     )
-    health: HealthSection = Field(default_factory=HealthSection, description="When workers count as hanging.")
+    health: HealthSection = Field(
+        default_factory=HealthSection, description="Health checks: when a worker counts as hanging."
+    )
     slo: SLOSection = Field(
         default_factory=SLOSection,
-        description="What requests are promised that ask for nothing else: docs/promises.md.",
+        description="Latency promised to requests that do not ask for one themselves: docs/promises.md.",
     )
-    metrics: MetricsSection = Field(default_factory=MetricsSection, description="What `/metrics` offers.")
+    metrics: MetricsSection = Field(default_factory=MetricsSection, description="Contents of `/metrics`.")
     tracing: TracingSection = Field(  # type: ignore[valid-type]
         default_factory=TracingSection, description="Spans for an OpenTelemetry collector: docs/tracing.md."
     )
-    prefill: PoolSection = Field(default_factory=PoolSection, description="Prefill workers only.")
-    decode: PoolSection = Field(default_factory=PoolSection, description="Decode workers only.")
+    prefill: PoolSection = Field(default_factory=PoolSection, description="Settings of prefill workers only.")
+    decode: PoolSection = Field(default_factory=PoolSection, description="Settings of decode workers only.")
 
     @field_validator("served_model_name", mode="before")
     @classmethod

@@ -52,28 +52,30 @@ class PoolSection(Section):
     """What differs between pools; everything is optional."""
 
     num_threads: int | None = Field(
-        default=None, ge=1, description="CPU threads of one worker; null shares the machine's cores evenly."
+        default=None,
+        ge=1,
+        description="CPU threads per worker. Null shares the machine's cores evenly among its workers.",
     )
     num_cpus: float | None = Field(
-        default=None, ge=0, description="CPUs that Ray reserves for one worker; null takes a small fraction."
+        default=None, ge=0, description="CPUs that Ray reserves per worker. Null reserves a small fraction."
     )
     num_gpus: float | None = Field(
         default=None,
         ge=0,
-        description="GPUs that Ray reserves for one worker; null takes what the device asks for: one, or an even part "
-        "where one machine has too few ([gpu.md](gpu.md)).",
+        description="GPUs that Ray reserves per worker. Null reserves what the device needs: one, or an even part if "
+        "the machine has too few ([gpu.md](gpu.md)).",
     )
     resources: dict[str, float] = Field(
         default_factory=dict,
-        description="Custom Ray resources that one worker takes: `{baton_prefill: 0.001}` keeps a pool on the machines "
-        "whose Ray was started with `baton_prefill`.",
+        description="Custom Ray resources that each worker takes. For example, `{baton_prefill: 0.001}` keeps a pool "
+        "on machines whose Ray was started with `baton_prefill`.",
     )
     max_per_node: int | None = Field(
         default=None,
         ge=1,
         le=MAX_PER_NODE,
-        description="Workers of this pool on one machine at most, so that no machine takes too many along when it "
-        "dies; the replacement of a worker then waits for a machine with fewer. Null: spread as well as Ray can.",
+        description="Most workers of this pool on one machine, which limits how many are lost with it. A replacement "
+        "then waits for a machine with fewer. Null: Ray spreads workers as well as it can.",
     )
     cache: CacheSection = Field(default_factory=CacheSection, description="Overrides `cache` for this pool.")  # type: ignore[valid-type]
     scheduler: SchedulerSection = Field(  # type: ignore[valid-type]
@@ -81,7 +83,7 @@ class PoolSection(Section):
     )
     gpu: GPUSection = Field(default_factory=GPUSection, description="Overrides `gpu` for this pool.")  # type: ignore[valid-type]
     scaling: ScalingSection | None = Field(
-        default=None, description="Let the pool follow its load; null keeps its number of workers."
+        default=None, description="Autoscaling of the pool. Null keeps its number of workers fixed."
     )
 
     @field_validator("num_cpus", "num_gpus")

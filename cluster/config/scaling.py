@@ -32,39 +32,60 @@ class ScalingSection(Section):
 
     by: ScalingBy = Field(
         default="load",
-        description="`load`: as many workers as have the load between them, by `target_queued_tokens` or "
-        "`target_kv_usage`. `promise`: as many as are predicted to keep what `slo` promises "
+        description="What the number of workers follows. `load`: the measured load, towards `target_queued_tokens` or "
+        "`target_kv_usage`. `promise`: as many workers as are predicted to keep what `slo` promises "
         "([promises.md](promises.md)).",
     )
-    min_replicas: int = Field(default=1, ge=1, description="Fewest workers.")
+    min_replicas: int = Field(default=1, ge=1, description="Smallest number of workers.")
     max_replicas: int = Field(
         ge=1,
         le=MAX_REPLICAS,
-        description="Most workers. Where there is one GPU, each worker's part of it leaves room for so many.",
+        description="Largest number of workers. On a single GPU, each worker's part of the memory is sized so that "
+        "this many fit.",
     )
     target_queued_tokens: int = Field(
-        default=4096, ge=1, description="Prompt tokens that should wait at each prefill worker."
+        default=4096,
+        ge=1,
+        description="With `by: load`, the number of waiting prompt tokens per prefill worker to aim for. Lower values "
+        "add workers sooner.",
     )
     target_kv_usage: float = Field(
-        default=0.6, gt=0, le=1, description="Share of the KV blocks that should be in use at each decode worker."
+        default=0.6,
+        gt=0,
+        le=1,
+        description="With `by: load`, the share of KV blocks in use per decode worker to aim for, up to 1. Lower "
+        "values add workers sooner.",
     )
-    look_back_s: float = Field(default=15.0, gt=10, description="Time over which the load is averaged.")
-    up_delay_s: float = Field(default=5.0, ge=0, description="How long it must be too high before workers are added.")
+    look_back_s: float = Field(
+        default=15.0, gt=10, description="With `by: load`, seconds over which the load is averaged; more than 10."
+    )
+    up_delay_s: float = Field(
+        default=5.0,
+        ge=0,
+        description="With `by: load`, seconds for which the load must be too high before workers are added.",
+    )
     down_delay_s: float = Field(
-        default=120.0, ge=0, description="How long it must be too low before workers are drained."
+        default=120.0,
+        ge=0,
+        description="Seconds for which fewer workers must have been enough before some are drained.",
     )
     target: float = Field(
         default=0.99,
         gt=0,
         le=1,
-        description="With `by: promise`, of the requests that any number of workers could serve in time the share that "
-        "should be.",
+        description="With `by: promise`, the share of requests, up to 1, whose promise should be kept. Requests that "
+        "no number of workers could serve in time do not count.",
     )
     window_s: float = Field(
-        default=60.0, ge=10, le=600, description="With `by: promise`, what came in so much time is taken to come again."
+        default=60.0,
+        ge=10,
+        le=600,
+        description="With `by: promise`, seconds of recent traffic that are assumed to repeat.",
     )
     start_s: float = Field(
-        default=30.0, gt=0, description="With `by: promise`, how long a worker takes to start, until one was seen to."
+        default=30.0,
+        gt=0,
+        description="With `by: promise`, the assumed start time of a worker in seconds, until one has been observed.",
     )
 
     @model_validator(mode="after")

@@ -27,15 +27,15 @@ class DiskTierOptions(TierOptions):
     disk_bytes: int = field(
         default=0,
         metadata={
-            "description": "Disk space that each worker's disk tier may take under `disk_path`; 64 MiB of main memory "
-            "come to it."
+            "description": "Disk space in bytes that each worker's disk tier may use under `disk_path`. It needs up "
+            "to 64 MiB of main memory besides."
         },
     )
     disk_path: str | None = field(
         default=None,
         metadata={
-            "description": "Folder of the disk tier, best on a local disk; made where it is missing. Each worker of a "
-            "machine has a folder of its own in it, which the next one takes over with its content."
+            "description": "Folder of the disk tier, preferably on a local disk; created if missing. Each worker on a "
+            "machine has its own subfolder, which its successor takes over with its content."
         },
     )
 

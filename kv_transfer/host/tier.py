@@ -21,7 +21,10 @@ class HostTierOptions(TierOptions):
 
     host_bytes: int = field(
         default=0,
-        metadata={"description": "Main memory that each worker's host tier may take; committed as it is used."},
+        metadata={
+            "description": "Main memory in bytes that each worker's host tier may use; it is allocated as the tier "
+            "fills."
+        },
     )
 
     def main_memory_bytes(self) -> int:
