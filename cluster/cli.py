@@ -102,7 +102,7 @@ def serve(
 ) -> None:
     """Start a cluster and serve until Ctrl-C.
 
-    Everything else is set in a file (--config); docs/configuration.md lists all of its keys.
+    All other settings are keys of a YAML file (--config), listed in docs/configuration.md.
     """
     flags = {
         "model": model,
@@ -343,7 +343,7 @@ def generate(
 
 @keys.command("new", cls=Command)
 def new_key() -> None:
-    """Make a key: print it and its hash."""
+    """Create a key, and print it with its hash."""
     from cluster.commands.keys import print_new_key
 
     print_new_key(sys.stdout, sys.stderr)
@@ -351,7 +351,7 @@ def new_key() -> None:
 
 @keys.command("hash", cls=Command)
 def hash_key() -> None:
-    """Print the hash of a key that is read from standard input."""
+    """Read a key from standard input, and print its hash."""
     from cluster.commands.keys import print_hash
 
     print_hash(sys.stdin, sys.stdout)

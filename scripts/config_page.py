@@ -19,9 +19,9 @@ from cluster.config.config_file import section_type
 
 HEADER = """# Configuration
 
-`baton serve --config baton.yaml` reads a YAML file with the keys below; keys with a default are optional. Each flag of
-`baton serve` is the key of the same name (`--prefill-replicas` is `prefill_replicas`), and wins over the file; so does
-the flag's [environment variable](#environment-variables). Unknown keys are refused.
+`baton serve --config baton.yaml` reads a YAML file with the keys below; keys with a default are optional, and unknown
+keys are refused. Each flag of `baton serve` sets the key of the same name (`--prefill-replicas` sets
+`prefill_replicas`). Flags and their [environment variables](#environment-variables) override the file.
 
 ```yaml
 model: /models/my-model
@@ -34,24 +34,23 @@ decode:
     max_num_seqs: 256
 ```
 
-This page is written from the schema and from the flags by `python -m scripts.config_page > docs/configuration.md`.
+This page is generated from the schema and the flags by `python -m scripts.config_page > docs/configuration.md`.
 """
 
 VARIABLES = """## Environment variables
 
-Every flag of every command can be given by a variable: `BATON_` and the flag's name in capitals, with `_` for `-`. A
-flag on the command line wins over its variable, the variable over the file, the file over the default. An empty
-variable counts as none. A switch takes `true` or `false` (`1` or `0`, `yes` or `no`); the items of a list are
-separated by spaces. A value that cannot be is refused, with the variable's name. `--help` and `--version` have no
-variable.
+Every flag of every command except `--help` and `--version` can also be set by an environment variable: `BATON_` and
+the flag's name in capitals, with `_` for `-`. A flag on the command line overrides its variable, the variable overrides
+the file, and the file overrides the default. An empty variable counts as not set. A switch takes `true` or `false`
+(`1` or `0`, `yes` or `no`); the items of a list are separated by spaces. Invalid values are refused with an error that
+names the variable.
 
-The variables are for the command alone: no process that it starts inherits them. In a Kubernetes pod values such as
-`tcp://10.0.0.1:80` are not read, since Kubernetes itself sets `BATON_PORT` beside a service that is called `baton`.
+The variables apply to the command only; processes that it starts do not inherit them. In a Kubernetes pod, values such
+as `tcp://10.0.0.1:80` are ignored, because Kubernetes itself sets `BATON_PORT` to one when a service is named `baton`.
 
 `--api-key` of `baton serve` and `baton deploy` adds the key's hash to `security.api_keys`, unless the configuration
-knows the key already; the key itself is kept nowhere. Prefer `BATON_API_KEY`: a command line can be read by every
-user of the machine, and is replaced only once the command runs. Several keys may follow the flag, as names
-`--served-model-name`.
+already has it; the key itself is not stored. Prefer `BATON_API_KEY`: every user of the machine can read a command
+line until the command has started and replaced it. `--api-key`, like `--served-model-name`, accepts several values.
 """
 
 POOL_SECTIONS = ("prefill", "decode")
@@ -66,7 +65,7 @@ def configuration_page() -> str:
             continue
         is_pool = name in POOL_SECTIONS
         title = " and ".join(f"`{pool}`" for pool in POOL_SECTIONS) if is_pool else f"`{name}`"
-        about = "What differs between the pools." if is_pool else field.description
+        about = "Settings of a single pool; they override those for all workers." if is_pool else field.description
         lines += ["", f"## {title}", "", about or "", "", *table(section)]
         lines += nested_tables(section, POOL_SECTIONS if is_pool else (name,))
     lines += ["", VARIABLES, *variables_table()]

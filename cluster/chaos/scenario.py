@@ -49,12 +49,12 @@ class ScenarioError(Exception):
 class LoadSection(Section):
     """Requests that run all the time: each stream begins its next one when the last has ended."""
 
-    streams: int = Field(default=16, ge=1, description="Streams at the same time.")
-    distinct: int = Field(default=24, ge=1, description="Different requests, repeated in turn.")
-    prompt_tokens: tuple[int, int] = Field(default=(20, 120), description="Shortest and longest prompt.")
-    output_tokens: tuple[int, int] = Field(default=(60, 160), description="Shortest and longest answer.")
-    pause_s: float = Field(default=0.0, ge=0, description="How long a stream rests between two requests.")
-    seed: int = Field(default=1, description="Same seed, same requests.")
+    streams: int = Field(default=16, ge=1, description="Number of concurrent streams.")
+    distinct: int = Field(default=24, ge=1, description="Number of different requests, repeated in turn.")
+    prompt_tokens: tuple[int, int] = Field(default=(20, 120), description="Shortest and longest prompt, in tokens.")
+    output_tokens: tuple[int, int] = Field(default=(60, 160), description="Shortest and longest answer, in tokens.")
+    pause_s: float = Field(default=0.0, ge=0, description="Seconds that a stream pauses between two requests.")
+    seed: int = Field(default=1, description="The same seed gives the same requests.")
 
 
 def _known(member: str) -> str:
@@ -68,9 +68,9 @@ class Choice(Section):
 
     role: Annotated[str, AfterValidator(_known)]
     choose: Pick = "busiest"
-    node_ip: str | None = Field(default=None, description="Only among those on the node of this address.")
+    node_ip: str | None = Field(default=None, description="Choose only on the node with this IP address.")
     min_running: int = Field(
-        default=0, ge=0, description="Wait until the chosen ones run so many requests together: what is to be broken."
+        default=0, ge=0, description="Wait until the chosen workers together run at least this many requests."
     )
 
 
@@ -83,41 +83,47 @@ class Pause(Choice):
 class Command(Section):
     """A command of this machine that the load goes on beside: `baton deploy` with another configuration, say."""
 
-    command: list[str] = Field(min_length=1, description="Its words; no shell reads them.")
-    seconds: float = Field(default=300.0, gt=0, description="How long it may take.")
+    command: list[str] = Field(min_length=1, description="Program and arguments; run without a shell.")
+    seconds: float = Field(default=300.0, gt=0, description="Time limit in seconds.")
 
 
 class Step(Section):
     """Exactly one of these; ``expects`` may stand beside one that breaks something."""
 
     sleep: float | None = Field(default=None, ge=0, description="Seconds to let the load run.")
-    wait_for_tokens: int | None = Field(default=None, ge=1, description="Until the streams got so many more tokens.")
+    wait_for_tokens: int | None = Field(
+        default=None, ge=1, description="Wait until the streams got this many more tokens."
+    )
     kill: Choice | None = Field(default=None, description="SIGKILL.")
     stop: Choice | None = Field(default=None, description="SIGSTOP, until `continue`.")
-    resume: Literal["all"] | None = Field(default=None, alias="continue", description="SIGCONT for all that stand.")
-    pause: Pause | None = Field(default=None, description="SIGSTOP, and SIGCONT after so many seconds.")
-    drain: Choice | None = Field(default=None, description="What `baton drain` does.")
+    resume: Literal["all"] | None = Field(
+        default=None, alias="continue", description="Send SIGCONT to all stopped processes."
+    )
+    pause: Pause | None = Field(default=None, description="SIGSTOP, then SIGCONT after `seconds`.")
+    drain: Choice | None = Field(default=None, description="Drain it, as `baton drain` does.")
     replace: float | None = Field(
-        default=None, gt=0, description="Drain every worker, one after the other; seconds at most for each."
+        default=None,
+        gt=0,
+        description="Drain every worker, one after the other, with this time limit in seconds for each.",
     )
     kill_node: Choice | None = Field(default=None, description="SIGKILL the raylet of the node that a worker is on.")
     kill_proxy: float | None = Field(
         default=None,
         gt=0,
-        description="SIGKILL what listens on the API's port; seconds at most until it is back.",
+        description="SIGKILL the process that listens on the API's port, and allow this many seconds until it is back.",
     )
-    run: Command | None = Field(default=None, description="Run a command, and wait until it ended well.")
+    run: Command | None = Field(default=None, description="Run a command, and wait until it succeeds.")
     faults: Annotated[dict[str, float], AfterValidator(known_faults)] | None = Field(
-        default=None, description="Faults of all connectors from now on."
+        default=None, description="Faults to inject into all connectors from now on."
     )
     partition: Literal["workers"] | None = Field(default=None, description="No worker reaches another, until `heal`.")
     heal: Literal["all"] | None = Field(default=None, description="End all faults of connectors.")
     wait_for_recovery: float | None = Field(
-        default=None, gt=0, description="Until the cluster is whole again; seconds at most."
+        default=None, gt=0, description="Wait until the cluster has recovered, for at most this many seconds."
     )
 
     expects: list[Mark] = Field(
-        default=[], min_length=1, description="What grows when the fault strikes: one of these at least."
+        default=[], min_length=1, description="Counters of which at least one must grow when the fault strikes."
     )
 
     @model_validator(mode="after")

@@ -49,7 +49,7 @@ def check_amount(name: str, amount: float) -> None:
 
 
 class PoolSection(Section):
-    """What differs between pools; everything is optional."""
+    """Settings of a single pool. All are optional."""
 
     num_threads: int | None = Field(
         default=None,

@@ -297,7 +297,7 @@ SecuritySection = section_of(
 
 
 class SLOSection(Section):
-    """What requests are promised that ask for nothing else; null promises nothing."""
+    """The latency promised to requests that do not ask for one themselves."""
 
     ttft_ms: float | None = Field(
         default=None,

@@ -49,13 +49,15 @@ class Node:
 class NodeSection(Section):
     """Machines of one kind in a nodes file."""
 
-    name: str | None = Field(default=None, description="What they are called in the plan.")
-    count: int = Field(default=1, ge=1, le=10_000, description="How many there are.")
-    cpus: int = Field(ge=0, le=MOST, description="CPUs of one; 0 where nothing may run, as on a head of its own.")
-    memory_gib: float = Field(gt=0, le=MOST_GIB, description="Memory of one.")
-    gpus: int = Field(default=0, ge=0, le=MOST, description="GPUs of one.")
-    gpu_memory_gib: float | None = Field(default=None, gt=0, le=MOST, description="Memory of one GPU.")
-    resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources of one.")
+    name: str | None = Field(default=None, description="Name of these machines in the plan.")
+    count: int = Field(default=1, ge=1, le=10_000, description="Number of machines of this kind.")
+    cpus: int = Field(
+        ge=0, le=MOST, description="CPUs per machine. 0: nothing may run there, as on a separate head node."
+    )
+    memory_gib: float = Field(gt=0, le=MOST_GIB, description="Memory per machine in GiB.")
+    gpus: int = Field(default=0, ge=0, le=MOST, description="GPUs per machine.")
+    gpu_memory_gib: float | None = Field(default=None, gt=0, le=MOST, description="Memory per GPU in GiB.")
+    resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources per machine.")
 
     @field_validator("resources")
     @classmethod
