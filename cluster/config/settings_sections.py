@@ -177,8 +177,8 @@ RouterSection = section_of(
         "spent validating.",
         "max_reading_bytes": "Bytes of request bodies over 64 KiB that may be read, parsed or tokenized at the same "
         "time. As many more may wait; beyond that the answer is 503.",
-        "reading_wait_s": "Seconds that such a body may wait for its turn, and that a grammar may wait to be checked. 0: "
-        "not at all.",
+        "reading_wait_s": "Seconds that such a body may wait for its turn, and that a grammar may wait to be checked. "
+        "0: not at all.",
         "read_timeout_s": "Time limit in seconds for a request body to arrive.",
         "max_num_requests": "Largest number of sequences in progress; beyond it the answer is 429. Once requests with "
         "several API keys have come, one key gets at most three quarters of what the others leave.",
