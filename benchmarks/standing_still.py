@@ -1,22 +1,30 @@
-"""Servers that run beside each other and take turns: while one is measured, all processes of the others stand still.
+"""Stops the servers that are not measured, so that several can run side by side and take turns of seconds.
 
-A virtual machine's speed changes within seconds, with what its neighbours do. Sides whose turns follow each other in
-seconds meet the same changes; sides that are measured minutes apart do not. Linux only.
+The speed of a virtual machine changes within seconds, with its neighbours' load. Sides that alternate in turns of
+seconds see the same changes; sides that are measured minutes apart do not. Linux only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 
 import psutil
 
 from benchmarks.cpu_watch import CpuWatch
 
+STOP_TIMEOUT_S = 10.0
+POLL_PERIOD_S = 0.001
+
 
 @contextlib.contextmanager
 def standing_still(servers: Sequence[CpuWatch]) -> Iterator[None]:
-    """Stop all processes of these servers; they go on at the end, whatever happened."""
+    """Stop all processes of these servers for the block; they continue after it, even after an error.
+
+    Raises:
+        TimeoutError: A process did not stop.
+    """
     stopped: list[psutil.Process] = []
     try:
         for server in servers:
@@ -24,8 +32,20 @@ def standing_still(servers: Sequence[CpuWatch]) -> Iterator[None]:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.suspend()
                     stopped.append(process)
+        _wait_until_stopped(stopped)
         yield
     finally:
         for process in stopped:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
+
+
+def _wait_until_stopped(processes: Sequence[psutil.Process]) -> None:
+    """Return when the kernel has stopped them all: a signal is only pending until its process gets a core."""
+    deadline_s = time.monotonic() + STOP_TIMEOUT_S
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError(f"process {process.pid} did not stop within {STOP_TIMEOUT_S:g} s of SIGSTOP")
+                time.sleep(POLL_PERIOD_S)

@@ -128,12 +128,20 @@ class EngineAlone:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def step_s(self, batch: int) -> float:
-        """Mean seconds of a step in a window in which ``batch`` requests decode."""
+        """Mean seconds of a step in a window in which ``batch`` requests decode.
+
+        Raises:
+            RuntimeError: The process has ended.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{batch}\n")
-        self._process.stdin.flush()
-        return float(self._process.stdout.readline())
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which reading shows
+            self._process.stdin.write(f"{batch}\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the process with the engine alone ended; its error is printed above")
+        return float(line)
 
     def close(self) -> None:
         """End the process."""
@@ -141,7 +149,7 @@ class EngineAlone:
 
 
 def serve_alone(args: argparse.Namespace) -> None:
-    """The other side of ``EngineAlone``: a line with a batch in, a line with seconds out."""
+    """The process of ``EngineAlone``: reads batch sizes from standard input, prints seconds per step, a line each."""
     from engine.device.torch_environment import prepare_torch
 
     prepare_torch(args.threads[0])

@@ -103,9 +103,9 @@ def bearer(api_key: str) -> dict[str, str]:
 
 
 def for_terminal(text: str) -> str:
-    """A text from a cluster without what would steer the terminal: such characters are shown by their numbers.
+    """Escape the control characters of a text from a cluster, such as ESC to ``\\x1b``, before a terminal prints it.
 
-    Models write what they are told to, and messages repeat what other callers sent.
+    Neither the output of models nor messages that repeat other callers' input can be trusted with a terminal.
     """
     return "".join(
         character if character in "\n\t" or not _steers(character) else character.encode("unicode_escape").decode()
@@ -114,7 +114,7 @@ def for_terminal(text: str) -> str:
 
 
 def shown(value: Any) -> Any:
-    """The same JSON value with all its texts ``for_terminal``."""
+    """A JSON value with ``for_terminal`` applied to all its strings."""
     if isinstance(value, str):
         return for_terminal(value)
     if isinstance(value, list):
@@ -125,7 +125,7 @@ def shown(value: Any) -> Any:
 
 
 def _steers(character: str) -> bool:
-    """True for control characters, and for those that turn the direction of what follows."""
+    """True for control characters, and for those that change the text direction."""
     return category(character) == "Cc" or bidirectional(character) in _TURNS
 
 

@@ -93,10 +93,12 @@ def http_part() -> Iterator[str]:
         "## Over HTTP, beside `vllm serve`\n\n"
         "Clients send prompts of 128 tokens, ask for 64, and send the next when one is answered. By default Baton\n"
         "has a prefill and a decode worker with a core each, which take each other's cores while those are idle;\n"
-        "*one worker* computes everything with both threads, as vLLM's engine does. Medians of the rounds.\n"
+        "*one worker* computes everything with both threads, as vLLM's engine does. Figures are medians.\n\n"
+        "Where the command has `--turns`, the sides took turns of seconds. The other tables are from an earlier\n"
+        "version of the script, in which each side had minutes of its own: their ratios are less certain.\n"
     )
     for run in HTTP_RUNS:
-        figures, source = read(run)
+        figures, source = read(run.file)
         dtype = run.where.partition(",")[0]
         yield f"### {run.where}\n\n{source}"
         rows = [
@@ -105,14 +107,14 @@ def http_part() -> Iterator[str]:
             for side, label in SIDES.items()
             if f"{side}/{metric}/{dtype}/1" in figures
         ]
-        yield table(["requests at once", "", *map(str, CONCURRENCIES)], rows)
+        yield table(["requests at once", "", *map(str, CONCURRENCIES)], rows, num_words=2)
 
 
 def engine_part() -> Iterator[str]:
     """One engine, no cluster, beside its peers."""
     yield "## One engine, beside others\n\nBoth threads, no HTTP. Medians of runs in turn.\n"
     for run in ENGINE_RUNS:
-        figures, source = read(run)
+        figures, source = read(run.file)
         peers = [peer for peer in PEERS if peer in figures["bfloat16/prefill"]]
         yield f"### {run.where}\n\n{source}"
         rows = [
@@ -121,12 +123,12 @@ def engine_part() -> Iterator[str]:
             for figure, what in ENGINE_FIGURES.items()
             if (name := f"{dtype}/{figure}") in figures
         ]
-        yield table(["", "", "Baton", *peers], rows)
+        yield table(["", "", "Baton", *peers], rows, num_words=2)
 
 
 def router_part() -> Iterator[str]:
     """What stands between client and workers, with workers that do not compute."""
-    figures, source = read(Run("router_zen5", ""))
+    figures, source = read("router_zen5")
     yield (
         "## Router and output path\n\n"
         "Baton's workers make a token a millisecond for each request without computing, 64,000 a second for 64\n"
@@ -150,7 +152,7 @@ def router_part() -> Iterator[str]:
 
 def scheduler_part() -> Iterator[str]:
     """The scheduler alone."""
-    figures, source = read(Run("scheduler", ""))
+    figures, source = read("scheduler")
     yield f"## Scheduler alone\n\nMicroseconds; vLLM's are quoted, and of another machine.\n\n{source}"
     names = {
         "decode_step/64": "a step of 64 requests",
@@ -166,7 +168,7 @@ def scheduler_part() -> Iterator[str]:
 
 def hand_over_part() -> Iterator[str]:
     """KV from one process to another."""
-    figures, source = read(Run("kv_transfer", ""))
+    figures, source = read("kv_transfer")
     yield (
         "## Hand-over between two processes\n\n"
         "Milliseconds from the request for blocks until they are there and confirmed, checksums and all, beside\n"
@@ -187,12 +189,12 @@ def hand_over_part() -> Iterator[str]:
         for blocks in BLOCKS
         if f"{way}/{blocks}/scattered" in figures
     ]
-    yield table(["", "blocks", "Baton", "NIXL's read", "memcpy", "GB/s"], rows)
+    yield table(["", "blocks", "Baton", "NIXL's read", "memcpy", "GB/s"], rows, num_words=2)
 
 
 def start_part() -> Iterator[str]:
     """From the command to an answer."""
-    figures, source = read(Run("start", ""))
+    figures, source = read("start")
     yield f"## `baton serve`, from the command to an answer\n\nThe built-in model, on the CPU.\n\n{source}"
     rows = [
         [label, number(figures, f"{when}/answer"), number(figures, f"{when}/cpu"), number(figures, f"{when}/end")]
@@ -201,9 +203,9 @@ def start_part() -> Iterator[str]:
     yield table(["", "answer after, s", "CPU, core-seconds", "Ctrl-C until all is gone, s"], rows)
 
 
-def read(run: Run) -> tuple[Figures, str]:
-    """The rows of a file, and a line that says where and how they came about."""
-    rows = json.loads((RESULTS / f"{run.file}.json").read_text())
+def read(file: str) -> tuple[Figures, str]:
+    """The rows of a file of results, and a line with their machine, versions and command."""
+    rows = json.loads((RESULTS / f"{file}.json").read_text())
     about = rows[0]["run"]
     versions = ", ".join(f"{name} {about[name]}" for name in ("torch", "ray", "nixl") if name in about)
     module, _, options = about["command"].partition(" ")
@@ -222,9 +224,11 @@ def number(figures: Figures, name: str, *, of: str = "value") -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown, numbers to the right; what stands first is not repeated below itself."""
-    num_words = 2 if heads[:2] in (["", ""], ["requests at once", ""], ["", "blocks"]) else 1
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, num_words: int = 1) -> str:
+    """A Markdown table whose first ``num_words`` columns are text, the others right-aligned numbers.
+
+    With two columns of text, a value of the first one is not repeated in the rows below it.
+    """
     marks = ["---"] * num_words + ["---:"] * (len(heads) - num_words)
     lines, above = [heads, marks], ""
     for first, *others in rows:

@@ -43,8 +43,10 @@ NEEDS_BROWSER = (
 
 
 def pytest_unconfigure() -> None:
-    """Remove the tests' own home, and look for garbage once: pytest does five times behind this, whose exceptions it
-    tells. Each time takes a second for all that the tests left, unless that counts as looked at.
+    """Remove the tests' own home, and collect garbage once.
+
+    After this hook pytest collects five times, to report exceptions of destructors. With the surviving objects frozen
+    these collections take no time; otherwise each takes a second.
     """
     _HOME.cleanup()
     gc.collect()

@@ -38,7 +38,8 @@ class Submissions:
         self._timeout_s = timeout_s
         self._lanes: dict[str, _Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        # Of each request at each replica the last answer, for as long as who asked keeps it: while the request runs.
+        # The newest answer of each request at each replica. Weak: an entry goes when the caller drops the future, which
+        # it does when the request ends there.
         self._last: weakref.WeakValueDictionary[tuple[str, str], Answer] = weakref.WeakValueDictionary()
 
     def submit(self, replica_id: str, request: GenerateRequest) -> Answer:
@@ -47,7 +48,8 @@ class Submissions:
         Returns:
             A future of the engine's refusal, or of None if it accepted. It fails with WorkerUnavailableError if the
             replica is gone or does not answer. If it is cancelled, the request is not sent, or is aborted if it was.
-            Keep it while the request runs: it says that an older one's late answer concerns another run.
+            Keep a reference while the request runs: otherwise a late answer to an older submission of the same request
+            would abort this run.
         """
         answer: Answer = asyncio.get_running_loop().create_future()
         lane = self._lanes.get(replica_id)
@@ -113,10 +115,11 @@ class Submissions:
                 answer.set_result(refusals[index])
 
     def _end(self, replica_id: str, request_id: str, answer: Answer) -> None:
-        """Abort a request that was given up before its answer came.
+        """Abort a request whose caller gave up before the answer came.
 
-        Where it was sent to the same replica again, an abort would end that run: if the replica takes it, the older one
-        has ended; if not, the older one may be in its way.
+        If the request was submitted to this replica again since, an abort would end the new run. So this waits for the
+        new submission's answer. If the replica accepted it, the old run has ended and nothing is aborted. If it refused
+        it, the old run may still be there, and is aborted.
         """
         newer = self._last.get((replica_id, request_id))
         if newer is None or newer is answer:
