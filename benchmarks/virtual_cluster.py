@@ -13,6 +13,7 @@ of all that was tried, and ``speed/...``: simulated seconds in a second.
 
     python -m benchmarks.virtual_cluster --elastic --workers 4 --cells 'mid/*/steady' --seeds 3
     python -m benchmarks.virtual_cluster --elastic --workers 2 --machine benchmarks/disagg_parts/matrix_host.json
+    python -m benchmarks.virtual_cluster --elastic --workers 16 --machine h200 --trace FILE --trace-load 0.9
 
 ``--elastic`` compares instead: ``regret/goodput/<place>`` is the goodput of as many workers with elastic roles, whose
 requests are promised both limits, over that of the best fixed layout of the very same requests; the place without a
@@ -26,7 +27,7 @@ cores, and two with one each.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,7 +43,6 @@ from simulation.machine import MACHINES, Machine, MachineFileError, load_machine
 from simulation.outcome import Figures, figures
 from simulation.search import best_fixed
 
-TRACE_CELL = "trace"
 SEED_STEP = 1000
 """Cells are numbered below that."""
 
@@ -170,6 +170,18 @@ def trace_load(args: argparse.Namespace, machine: Machine, num_workers: int) -> 
     return read_trace(args.trace, num_requests=args.trace_requests, scale=args.trace_scale, speed=speed)
 
 
+def named_loads(
+    args: argparse.Namespace, capacity: Mapping[str, float], num_workers: int
+) -> Iterator[tuple[str, list[Load]]]:
+    """The loads to serve, and their names: the recorded one, or that of each cell by each seed."""
+    if args.trace is not None:
+        yield f"trace/load={args.trace_load:g}", [trace_load(args, args.machine, num_workers)]
+        return
+    for cell in cells_named(args.cells):
+        name = f"{cell.name}/load={args.load:g}" if args.elastic and args.load else cell.name
+        yield name, loads_of(cell, args, capacity, num_workers)
+
+
 def machine_named(text: str) -> Machine:
     """A machine by its name, or by its file."""
     if text in MACHINES:
@@ -205,27 +217,20 @@ def main() -> None:
         parser.error("--seeds is of --elastic: the best fixed layout is searched for one load")
     if args.routers > 1 and not args.elastic:
         parser.error("--routers is of --elastic: the search for the best fixed layout knows one router")
-    if args.elastic and args.trace:
-        parser.error("--elastic is of cells, not of --trace")
+    if args.trace and args.seeds > 1:
+        parser.error("--seeds is of cells: a recorded load is what it is")
     promise = Promise(ttft_ms=args.ttft_limit_ms, itl_ms=args.itl_limit_ms)
-    cells = cells_named(args.cells)
     rows: list[Row] = []
-    capacity = {} if args.trace else measure_capacity(args.machine)
+    capacity = {} if args.trace and not args.elastic else measure_capacity(args.machine)
     rows.extend(Row(name=f"capacity/{mix}", value=rate, unit="requests/s") for mix, rate in capacity.items())
     for num_workers in args.workers:
-        if args.trace is not None:
-            load = trace_load(args, args.machine, num_workers)
-            rows.extend(cell_result(TRACE_CELL, num_workers, args.machine, load, promise))
-            continue
-        for cell in cells:
-            loads = loads_of(cell, args, capacity, num_workers)
+        for name, loads in named_loads(args, capacity, num_workers):
             if args.elastic:
                 warm_up = warm_up_load(args, capacity, num_workers)
-                name = f"{cell.name}/load={args.load:g}" if args.load else cell.name
                 layout = replace(elastic(num_workers, args.machine, promise), num_routers=args.routers)
                 rows.extend(elastic_result(name, layout, args.machine, loads, promise, warm_up))
             else:
-                rows.extend(cell_result(cell.name, num_workers, args.machine, loads[0], promise))
+                rows.extend(cell_result(name, num_workers, args.machine, loads[0], promise))
     kept = kept_rows(args.json) if args.merge else []
     publish(rows, packages=("numpy",), json_file=args.json, title="virtual clusters", kept=kept)
 

@@ -71,6 +71,8 @@ class StepTimeModel:
     core_gain: how much more cores speed up what every step does, reading the weights: with 1.0, twice the cores are
         twice as fast. None: unknown. What rows, their context and prompts add has the gain ``COMPUTE_CORE_GAIN``, so
         steps with many rows gain more than steps with few.
+    most_rows: the most requests that computed a token of their answer in any step that the prices come from. What a row
+        adds to steps with many more is a guess.
 
     Source of the form: published simulators of serving engines predict a step's time by sums of these terms.
     """
@@ -84,6 +86,7 @@ class StepTimeModel:
     num_steps: int = 0
     cores: float = 1.0
     core_gain: float | None = None
+    most_rows: float = 0.0
 
     def on(self, cores: float) -> StepTimeModel:
         """The model for steps on ``cores`` times the worker's own cores."""

@@ -13,6 +13,9 @@ from engine.contract.step_time import FIRST_CORE_GAIN, StepTimeModel, aim_share
 
 FIRST_CAPACITY = 16
 
+PRIOR_ROWS = 32.0
+"""What rows cost in the rest of the fleet counts as much as a replica's own steps with so many rows."""
+
 
 class Column(Protocol):
     """One field of many replicas: a list, or an array if machine code reads it."""
@@ -33,6 +36,7 @@ class Standing(NamedTuple):
     ``base_s`` and the next four fields are the prices of its steps on its own cores. They are valid if ``is_known``,
     those of prompts only if it also ``knows_prompts``.
     ``aim_share``: the share of a promised gap that its steps aim at.
+    ``most_rows``: the most rows in the steps that the prices come from; 0: unknown.
     ``core_gain``: see ``StepTimeModel``; nan if unknown, 0 if it takes no other workers' cores.
     ``own_cores``: its own; ``host_cores``: all that the workers of its ``host`` share; 0: none. ``max_rows``: the most
     streams that it decodes at a time; 0: unknown. ``order``: a number by which every router orders replicas alike.
@@ -57,6 +61,7 @@ class Standing(NamedTuple):
     is_known: float
     knows_prompts: float
     aim_share: float
+    most_rows: float
     core_gain: float = 0.0
     own_cores: float = 0.0
     host_cores: float = 0.0
@@ -69,9 +74,9 @@ class Standing(NamedTuple):
     is_behind: float = 0.0
 
 
-NOBODY = Standing(*[0.0] * 16)
+NOBODY = Standing(*[0.0] * 17)
 
-Prices = tuple[float, float, float, float, float, float, float, float, float]
+Prices = tuple[float, float, float, float, float, float, float, float, float, float]
 
 
 def prices_of(model: StepTimeModel, *, has_prompts: bool = True) -> Prices:
@@ -86,6 +91,7 @@ def prices_of(model: StepTimeModel, *, has_prompts: bool = True) -> Prices:
         float(is_known),
         float(is_known and has_prompts),
         aim_share(model.error) if is_known else 1.0,
+        model.most_rows,
         math.nan if model.core_gain is None else model.core_gain,
     )
 
@@ -165,6 +171,7 @@ class Standings(NamedTuple):
     is_known: Column
     knows_prompts: Column
     aim_share: Column
+    most_rows: Column
     core_gain: Column
     own_cores: Column
     host_cores: Column
@@ -196,6 +203,7 @@ def standing_at(fleet: Standings, at: int) -> Standing:
         fleet.is_known[at],
         fleet.knows_prompts[at],
         fleet.aim_share[at],
+        fleet.most_rows[at],
         fleet.core_gain[at],
         fleet.own_cores[at],
         fleet.host_cores[at],
@@ -226,6 +234,29 @@ def fill_prices(fleet: Standings) -> None:
     for at in range(len(fleet.core_gain)):
         if math.isnan(fleet.core_gain[at]):
             fleet.core_gain[at] = mean
+
+
+def pool_row_prices(fleet: Standings) -> None:
+    """Move what rows and their context add to a step towards the fleet's mean, where a replica has seen few rows.
+
+    Steps with few rows do not tell these prices, and a fit of them is often 0. Then the replica with the least of many
+    such prices would get all streams: the winner's curse. The remedy is that of Stein, 1956: estimates shrink towards
+    their mean, and the more so the less is known. Prices count relative to ``base_s``, as replicas may differ in speed.
+    """
+    num_rows, row, context = 0.0, 0.0, 0.0
+    for at in range(len(fleet.base_s)):
+        if fleet.is_known[at] > 0.0 and fleet.base_s[at] > 0.0:
+            num_rows += fleet.most_rows[at]
+            row += fleet.most_rows[at] * fleet.row_s[at] / fleet.base_s[at]
+            context += fleet.most_rows[at] * fleet.context_token_s[at] / fleet.base_s[at]
+    if num_rows == 0.0:
+        return
+    for at in range(len(fleet.base_s)):
+        if fleet.base_s[at] > 0.0:
+            others = PRIOR_ROWS / (PRIOR_ROWS + fleet.most_rows[at])
+            mean = others * fleet.base_s[at] / num_rows
+            fleet.row_s[at] = (1.0 - others) * fleet.row_s[at] + mean * row
+            fleet.context_token_s[at] = (1.0 - others) * fleet.context_token_s[at] + mean * context
 
 
 def _fill(prices: Column, is_known: Column) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from router.placement.fleet import Column, Standings, fill_prices, standing_at
+from router.placement.fleet import Column, Standings, fill_prices, pool_row_prices, standing_at
 from router.placement.hosts import share_cores
 from router.placement.prediction import NEVER, Wish, cost, not_before, predict
 
@@ -49,6 +49,7 @@ class Costs(NamedTuple):
 def prepare(fleet: Standings, num_context_tokens: float) -> None:
     """Give every replica the prices that hold if a request of ``num_context_tokens`` goes there."""
     fill_prices(fleet)
+    pool_row_prices(fleet)
     share_cores(fleet, num_context_tokens)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchmarks.disagg_parts.cells import LEVELS, cells_named
-from benchmarks.virtual_cluster import elastic_result, loads_of, main, warm_up_load
+from benchmarks.virtual_cluster import elastic_result, loads_of, main, named_loads, warm_up_load
 from engine.contract.promise import Promise
 from simulation.layout import elastic
 from simulation.machine import CPU_CORE, CPU_HOST
@@ -68,12 +70,28 @@ def test_regret_is_over_the_best_of_the_same_requests_and_over_the_sums_of_all_s
     assert of_all.value == pytest.approx(sums[0] / sums[1])
 
 
-@pytest.mark.parametrize("options", [["--seeds", "2"], ["--elastic", "--trace", "trace.jsonl"]])
-def test_options_that_would_do_nothing_are_refused(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["virtual_cluster", *options])
+@pytest.mark.parametrize(
+    "options", [["--seeds", "2"], ["--elastic", "--seeds", "2", "--trace", "trace.jsonl"], ["--routers", "2"]]
+)
+def test_options_that_would_do_nothing_are_refused(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["virtual_cluster", *options.split()])
 
     with pytest.raises(SystemExit, match="2"):
         main()
+
+
+def test_a_recorded_load_is_served_by_elastic_roles_too(tmp_path: Path) -> None:
+    rows = [{"timestamp": 100 * at, "input_length": 600, "output_length": 5, "hash_ids": [7, at]} for at in range(6)]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    args = arguments(trace=trace, trace_requests=5, trace_scale=1, trace_load=0.5)
+
+    ((name, loads),) = named_loads(args, CAPACITY, 2)
+    of_seed, of_all = elastic_result(name, LAYOUT, CPU_CORE, loads, PROMISE, [])
+
+    assert [len(load) for load in loads] == [5]
+    assert of_all.name == "regret/goodput/workers=2/trace/load=0.5"
+    assert of_seed.value == of_all.value > 0
 
 
 def test_several_routers_are_told_in_the_names() -> None:

@@ -157,6 +157,7 @@ class StepTimeFit:
             error=float(self._error) if self._num_predicted else 1.0,
             num_steps=self._num_steps,
             core_gain=gain,
+            most_rows=float(steps[:, 1].max()),
         )
         return model.on(cores)
 

@@ -127,6 +127,14 @@ def test_each_price_is_found() -> None:
         assert getattr(fit.model, price) == pytest.approx(getattr(model, price), rel=0.15), price
 
 
+def test_model_says_how_many_rows_its_prices_come_from() -> None:
+    fit = StepTimeFit()
+    for num_rows in (1, 3, 7, 2, 1, 1):
+        fit.note(StepWork(num_rows, 100.0 * num_rows), 0.01)
+
+    assert fit.model.most_rows == 7
+
+
 def test_error_is_that_of_predictions_made_before() -> None:
     fit = StepTimeFit()
 

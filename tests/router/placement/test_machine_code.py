@@ -32,6 +32,7 @@ REPLICAS = st.lists(
         prompt_token_s=st.floats(1e-6, 1e-3),
         is_known=st.sampled_from([1.0, 1.0, 0.0]),
         knows_prompts=st.sampled_from([1.0, 1.0, 0.0]),
+        most_rows=st.sampled_from([0.0, 2.0, 40.0]),
         core_gain=st.sampled_from([math.nan, 0.0, 0.5, 0.8]),
         own_cores=st.sampled_from([1.0, 2.0]),
         host_cores=st.sampled_from([0.0, 2.0, 4.0]),

@@ -222,6 +222,17 @@ def test_unknown_prices_are_taken_to_be_those_of_the_others() -> None:
     assert fleet.prompt_token_s == pytest.approx([MODEL.prompt_token_s] * 2)
 
 
+def test_a_replica_that_never_had_rows_to_price_does_not_get_all_streams() -> None:
+    known = replace(MODEL, row_s=0.001, most_rows=32.0)
+    unpriced = replace(MODEL, base_s=0.006, row_s=0.0, context_token_s=0.0, most_rows=2.0)
+    fleet = fleet_of(standing(known, num_rows=4.0), standing(unpriced, num_rows=40.0))
+    prepare(fleet, num_context_tokens=1000.0)
+    plan = choose(fleet, wish_of(1000, 100.0), [0.0, 0.0])
+
+    assert plan is not None
+    assert plan.stream == 0
+
+
 def test_what_is_known_of_workers_that_take_no_requests_is_no_reason_to_predict() -> None:
     unknown = standing()._replace(is_known=0.0, knows_prompts=0.0)
 
