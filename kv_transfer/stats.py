@@ -61,22 +61,24 @@ class TransferStats:
     """
 
     num_transfers: int = counted(
-        "Loads of KV that ended, well or not.", metric="kv_transfers", total="transfers", is_of_loads=True
+        "KV loads that ended, successful or not.", metric="kv_transfers", total="transfers", is_of_loads=True
     )
     num_bytes: int = counted(
         "Bytes of KV read from other engines.", metric="kv_transfer_bytes", total="transferred_bytes"
     )
     num_blocks: int = counted(
-        "Blocks of KV read from other engines.", metric="kv_transfer_blocks", total="transferred_blocks"
+        "KV blocks read from other engines.", metric="kv_transfer_blocks", total="transferred_blocks"
     )
     transfer_s: float = counted(
-        "Time from the beginning to the end of each load.", metric="kv_transfer_seconds", is_of_loads=True, start=0.0
+        "Time from the beginning to the end of KV loads.", metric="kv_transfer_seconds", is_of_loads=True, start=0.0
     )
     num_failed_loads: int = counted(
-        "Loads of KV that failed.", metric="kv_transfer_failures", total="failed_loads", is_of_loads=True
+        "KV loads that failed.", metric="kv_transfer_failures", total="failed_loads", is_of_loads=True
     )
     num_failed_blocks: int = counted(is_of_loads=True)
-    num_corrupt_blocks: int = counted("Blocks whose checksum was wrong.", metric="kv_transfer_corrupt_blocks")
+    num_corrupt_blocks: int = counted(
+        "KV blocks that arrived with a wrong checksum.", metric="kv_transfer_corrupt_blocks"
+    )
     num_cancelled_loads: int = counted(is_of_loads=True)
     num_retried_loads: int = counted()
     num_stalled_loads: int = counted(is_of_loads=True)
@@ -84,11 +86,11 @@ class TransferStats:
     num_streamed_blocks: int = counted(total="streamed_blocks")
     num_streamed_bytes: int = counted()
     num_announced_blocks: int = counted()
-    num_leases_granted: int = counted("Leases on KV blocks given.", metric="leases_granted", total="leases_granted")
-    num_leases_done: int = counted("Leases ended by their reader.", metric="leases_done")
-    num_leases_expired: int = counted("Leases that ran out.", metric="leases_expired", total="leases_expired")
+    num_leases_granted: int = counted("Leases granted on KV blocks.", metric="leases_granted", total="leases_granted")
+    num_leases_done: int = counted("Leases that ended when their reader was done.", metric="leases_done")
+    num_leases_expired: int = counted("Leases that expired.", metric="leases_expired", total="leases_expired")
     num_leases_aborted: int = counted(
-        "Leases ended because nobody wanted the KV any more.", metric="leases_aborted", total="leases_aborted"
+        "Leases that ended because their KV was no longer needed.", metric="leases_aborted", total="leases_aborted"
     )
     num_handshakes: int = counted()
     num_handshakes_failed: int = counted()

@@ -95,11 +95,14 @@ class Administration:
         wanted = None if target is None else self._find(target, param="to")[1].replica_id
         if wanted == source.replica_id:
             raise InvalidRequestError(
-                f"{wanted} is where the streams are: name another worker, or none", code="same_replica", param="to"
+                f"the streams are on {wanted} already: name another worker in 'to', or leave it out",
+                code="same_replica",
+                param="to",
             )
         if wanted is not None and not self._rebalancer.knows(wanted):
             raise InvalidRequestError(
-                f"{wanted} computes prompts only, as roles are fixed: name a decode worker, or none",
+                f"{wanted} only computes prompts, because roles are fixed: name a decode worker in 'to', or leave it "
+                "out",
                 code="wrong_role",
                 param="to",
             )
@@ -119,8 +122,9 @@ class Administration:
         """
         if not self._is_elastic:
             raise InvalidRequestError(
-                "workers of this cluster do what their pool is for, as its setting roles is fixed; with roles: elastic "
-                "they can lean to other work",
+                "workers cannot change the role that they prefer, because this cluster has roles: fixed; configure "
+                "roles: "
+                "elastic to allow it",
                 code="roles_are_fixed",
             )
         pool, replica = self._find(name)
@@ -171,7 +175,7 @@ class Administration:
             reason = str(error) or f"worker {replica_id} did not answer within {self._timeout_s:g} s"
             return ResetAnswer(replica_id=replica_id, role=pool.role, reason=reason)
         if dropped is None:
-            reason = "it has requests that hold blocks, and preempt_running is not set"
+            reason = "it has requests that hold KV blocks: wait for their end, or set preempt_running"
             return ResetAnswer(replica_id=replica_id, role=pool.role, is_busy=True, reason=reason)
         pool.forget_cache(replica_id)
         return ResetAnswer(replica_id=replica_id, role=pool.role, dropped=dropped)

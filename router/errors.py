@@ -33,7 +33,7 @@ class InternalError(RouterError):
     """An unexpected error in the router itself, which was logged."""
 
     def __init__(self) -> None:
-        super().__init__("the router failed on this request; its log says why")
+        super().__init__("an unexpected error in the router ended this request; the router's log has the details")
 
 
 class InvalidRequestError(RouterError):
@@ -109,7 +109,7 @@ class TooManyValuesError(RouterError):
     ) -> None:
         super().__init__(
             f"{subject} {num_values} JSON values, {num_objects} of them objects; the limit is {max_body_values}, "
-            "where an object counts as 25"
+            "and an object counts as 25 values"
         )
 
 
@@ -123,7 +123,7 @@ class BodyNotJsonError(RouterError):
 
     def __init__(self, *, media_type: str) -> None:
         given = f"is {media_type[:80]!r}" if media_type else "is missing"
-        super().__init__(f"the header Content-Type {given}; the body must be sent as application/json")
+        super().__init__(f"the header Content-Type {given}: send the body as application/json")
 
 
 class BodyEncodedError(RouterError):
@@ -133,7 +133,7 @@ class BodyEncodedError(RouterError):
 
     def __init__(self, *, coding: str) -> None:
         super().__init__(
-            f"the header Content-Encoding is {coding[:80]!r}; the body must be sent uncompressed, without that header"
+            f"the header Content-Encoding is {coding[:80]!r}: send the body uncompressed and without that header"
         )
 
 
@@ -153,7 +153,7 @@ class BodiesFullError(RouterError):
 
     def __init__(self, *, max_reading_bytes: int, retry_after_s: float) -> None:
         super().__init__(
-            f"request bodies of {max_reading_bytes} bytes are being read at the same time, which is the limit; "
+            f"the limit of {max_reading_bytes} bytes of request bodies that are read at the same time is reached; "
             "try again later",
             retry_after_s=retry_after_s,
         )
@@ -166,7 +166,7 @@ class HeadersTooLargeError(RouterError):
 
     def __init__(self, *, max_num_headers: int, max_header_bytes: int) -> None:
         super().__init__(
-            f"the request's URL and headers are larger than {max_num_headers} headers or {max_header_bytes} bytes"
+            f"the request's URL and headers exceed the limit of {max_num_headers} headers or {max_header_bytes} bytes"
         )
 
 
@@ -186,7 +186,7 @@ class TooManyConnectionsError(RouterError):
 
     def __init__(self, *, retry_after_s: float) -> None:
         super().__init__(
-            "as many connections are open as may be, and all are in use; try again later", retry_after_s=retry_after_s
+            "the limit of open connections is reached, and all are in use; try again later", retry_after_s=retry_after_s
         )
 
 
@@ -197,12 +197,15 @@ class TooManyPipelinedError(RouterError):
 
     def __init__(self, *, max_num_pipelined: int) -> None:
         super().__init__(
-            f"a connection may send {max_num_pipelined} requests ahead while it waits for an answer, not more: read "
-            "the answers, or open another connection"
+            f"a connection may send at most {max_num_pipelined} further requests while it waits for an answer: read "
+            "the "
+            "answers first, or open another connection"
         )
 
 
-_OWN_KEY_HINT: Final = f" (who started the cluster finds its own in {OWN_ADMIN_KEY_FOLDER} on its machine)"
+_OWN_KEY_HINT: Final = (
+    f" (the key that the cluster made is in {OWN_ADMIN_KEY_FOLDER} of the user who started it, on its machine)"
+)
 
 
 class InvalidApiKeyError(RouterError):
@@ -213,9 +216,9 @@ class InvalidApiKeyError(RouterError):
     def __init__(self, *, is_missing: bool, admin_path: str = "", is_own: bool = False) -> None:
         """``admin_path`` is a path that only an admin key opens, ``is_own`` says that the cluster made that key."""
         text = (
-            "no API key was sent: it belongs into the header 'Authorization: Bearer KEY'"
+            "no API key was sent: send one in the header 'Authorization: Bearer KEY'"
             if is_missing
-            else "the API key is not valid here"
+            else "the API key is unknown"
         )
         if admin_path:
             text += f"; {admin_path[:80]} needs the admin key" if is_own else f"; {admin_path[:80]} needs an admin key"
@@ -231,8 +234,8 @@ class AdminKeyError(RouterError):
         hint = "; none is configured: set security.admin_keys"
         if has_any:
             hint = (
-                ", and the key that was sent is a user's: send one in the header 'Authorization: Bearer KEY', with "
-                f"Baton's commands by BATON_ADMIN_KEY or --api-key{_OWN_KEY_HINT if is_own else ''}"
+                ", but the key that was sent is a user's: send one in the header 'Authorization: Bearer KEY', or with "
+                f"Baton's commands in BATON_ADMIN_KEY or --api-key{_OWN_KEY_HINT if is_own else ''}"
             )
         super().__init__(f"{path[:80]} needs an admin key{hint}")
 
@@ -244,8 +247,9 @@ class AdminClosedError(RouterError):
 
     def __init__(self) -> None:
         super().__init__(
-            "orders to workers are not taken, and settings are not told: there is no admin key; configure one "
-            "(security.admin_keys), or set router.admin_api if it is false"
+            "the admin API is disabled: configure an admin key (security.admin_keys), and set router.admin_api to true "
+            "if "
+            "it is false"
         )
 
 
@@ -256,8 +260,8 @@ class HostNotAllowedError(RouterError):
 
     def __init__(self, *, host: str) -> None:
         super().__init__(
-            f"the header Host names {host[:80]!r}, but this API asks for no key and so answers to names of its own "
-            "machine only, such as localhost and 127.0.0.1; add the name to security.allowed_hosts, or configure "
+            f"the header Host is {host[:80]!r}, but without API keys only names of this machine are allowed, such as "
+            "localhost and 127.0.0.1; add the name to security.allowed_hosts, or configure "
             "security.api_keys"
         )
 
@@ -269,8 +273,9 @@ class OriginNotAllowedError(RouterError):
 
     def __init__(self, *, origin: str) -> None:
         super().__init__(
-            f"web pages of {origin[:80]!r} (the header Origin) may not call this API, which asks for no key; add it "
-            "to security.cors_allow_origins"
+            f"web pages from {origin[:80]!r} (the header Origin) may not call this API, because it requires no key; "
+            "add "
+            "the origin to security.cors_allow_origins"
         )
 
 
@@ -280,8 +285,10 @@ class UnknownReplicaError(RouterError):
     code = "replica_not_found"
 
     def __init__(self, *, name: str, num_found: int, known: Sequence[str], param: str = "replica") -> None:
-        problem = f"{num_found} workers have ids that begin with {name!r}" if num_found else f"no worker is {name!r}"
-        super().__init__(f"{problem}; known are: {', '.join(sorted(known)) or 'none'}", param=param)
+        problem = (
+            f"{num_found} workers have ids that begin with {name!r}" if num_found else f"there is no worker {name!r}"
+        )
+        super().__init__(f"{problem}; known workers: {', '.join(sorted(known)) or 'none'}", param=param)
 
 
 class NoReplicaError(RouterError):
@@ -308,7 +315,7 @@ class TooManyWatchersError(RouterError):
 
     def __init__(self, *, max_watchers: int) -> None:
         super().__init__(
-            f"{max_watchers} streams of /admin/events are open at this router, and no more may be: close one",
+            f"{max_watchers} streams of /admin/events are open at this router, which is the limit: close one",
             retry_after_s=1.0,
         )
 
@@ -319,12 +326,12 @@ def is_refusal(error: RouterError, *, num_output_tokens: int) -> bool:
 
 
 class DeadlineExceededError(RouterError):
-    """The request was not done by its deadline."""
+    """The request did not finish by its deadline."""
 
     code = "deadline_exceeded"
 
     def __init__(self, *, timeout_s: float, stage: str) -> None:
-        super().__init__(f"the request was not done within {timeout_s:g} s (it was in: {stage})")
+        super().__init__(f"the request did not finish within {timeout_s:g} s (it was in: {stage})")
 
 
 class WorkerFailedError(RouterError):
@@ -353,9 +360,8 @@ class ResponseNotFoundError(RouterError):
 
     def __init__(self, *, response_id: str) -> None:
         super().__init__(
-            f"there is no response {response_id[:200]!r}: responses are kept in the memory of the router that made "
-            "them, for a limited time and in a limited number, and only if 'store' was not false; keep the "
-            "conversation yourself where it must last longer",
+            f"there is no response {response_id[:200]!r}: a router keeps a limited number of responses in memory for a "
+            "limited time, unless 'store' is false; to continue older conversations, send their messages again",
             param="response_id",
         )
 
@@ -367,9 +373,10 @@ class TraceNotFoundError(RouterError):
 
     def __init__(self, *, request_id: str) -> None:
         super().__init__(
-            f"there is no trace of a request {request_id[:200]!r}: a router keeps those of the last "
-            "router.trace_requests requests, of a share router.trace_sample_rate of all; the id is the X-Request-Id of "
-            "the answer, or that in its body",
+            f"there is no trace of a request {request_id[:200]!r}: a router keeps the last router.trace_requests "
+            "traces "
+            "of a share router.trace_sample_rate of all requests; the id must be the X-Request-Id of the answer or the "
+            "id in its body",
             param="request_id",
         )
 

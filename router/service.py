@@ -229,7 +229,7 @@ class RouterService:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for room on a decode replica."""
+        """Sequences that wait for room on a decode worker."""
         return self._orchestrator.num_waiting
 
     def is_ready(self) -> bool:
@@ -242,7 +242,7 @@ class RouterService:
             if not link.pool.has_introduced(role):
                 return f"a {role} worker"
         if not any(replica.takes_requests and replica.load.num_peers for replica in self.decode_pool.replicas):
-            return "a decode worker that has met a prefill worker"
+            return "a decode worker that is connected to a prefill worker"
         return ""
 
     def max_model_len(self) -> int:

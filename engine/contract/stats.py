@@ -16,7 +16,7 @@ from kv_transfer.stats import Counted, TransferStats, counted, counters_of
 def _accepted_at(place: str) -> int:
     """Declare the counter of accepted drafts at one place: a request's first draft in a step, second, ..."""
     text, metric = (
-        "Draft tokens that were right, by their place among those of a step.",
+        "Accepted draft tokens, by their position among the drafts of a step.",
         "accepted_draft_tokens_by_place",
     )
     counter: int = counted(text, metric=metric, labels=(("place", place),))
@@ -44,7 +44,7 @@ class Counters:
     num_aborted: int = counted()
     num_moved_out: int = counted()
     num_preemptions: int = counted(
-        "Requests that lost their KV to others.", metric="preemptions", vllm="num_preemptions", total="preemptions"
+        "Preemptions of requests.", metric="preemptions", vllm="num_preemptions", total="preemptions"
     )
     num_scheduled_tokens: int = counted()
     num_generated_tokens: int = counted()
@@ -55,7 +55,7 @@ class Counters:
         total="prefix_queried_tokens",
     )
     prefix_hit_tokens: int = counted(
-        "Prompt tokens whose KV was there already, or came from another engine.",
+        "Prompt tokens whose KV was cached, or came from another engine.",
         metric="prefix_cache_hit_tokens",
         labels=(("source", "local"),),
         vllm="prefix_cache_hits",
@@ -69,26 +69,25 @@ class Counters:
     )
     resumed_queried_tokens: int = counted()
     resumed_hit_tokens: int = counted()
-    failed_blocks: int = counted(
-        "KV blocks that were wanted and not fetched.", metric="failed_blocks", total="failed_blocks"
-    )
+    failed_blocks: int = counted("KV blocks that could not be fetched.", metric="failed_blocks", total="failed_blocks")
     recomputed_tokens: int = counted(
-        "Tokens whose KV was lost and computed again.", metric="recomputed_tokens", total="recomputed_tokens"
+        "Tokens computed again because their KV was lost.", metric="recomputed_tokens", total="recomputed_tokens"
     )
     num_standoffs: int = counted(
-        "Requests that gave up a hand-over because engines waited for each other's leases.", metric="lease_standoffs"
+        "Requests that gave up a hand-over because two engines waited for each other's leases.",
+        metric="lease_standoffs",
     )
     num_adopted_blocks: int = counted()
     num_dropped_early_loads: int = counted()
     num_unknown_ids: int = counted()
     num_drafted_rows: int = counted(
-        "Times that a request's draft tokens were verified.", metric="drafts", vllm="spec_decode_num_drafts"
+        "Verifications of a request's draft tokens in a step.", metric="drafts", vllm="spec_decode_num_drafts"
     )
     num_draft_tokens: int = counted(
         "Draft tokens that were verified.", metric="draft_tokens", vllm="spec_decode_num_draft_tokens"
     )
     num_accepted_draft_tokens: int = counted(
-        "Draft tokens that were right.", metric="accepted_draft_tokens", vllm="spec_decode_num_accepted_tokens"
+        "Draft tokens that were accepted.", metric="accepted_draft_tokens", vllm="spec_decode_num_accepted_tokens"
     )
     num_accepted_at_1: int = _accepted_at("1")
     num_accepted_at_2: int = _accepted_at("2")
@@ -100,10 +99,10 @@ class Counters:
     num_accepted_at_8: int = _accepted_at("8")
     num_accepted_later: int = _accepted_at("9+")
     num_nan_logits: int = counted(
-        "Sampled tokens whose logits held a NaN.", metric="nan_logits", vllm="corrupted_requests"
+        "Sampled tokens whose logits contained NaN.", metric="nan_logits", vllm="corrupted_requests"
     )
     num_allocated_blocks: int = counted()
-    num_evicted_blocks: int = counted("Cached KV blocks that made room for others.", metric="evicted_blocks")
+    num_evicted_blocks: int = counted("Cached KV blocks that were evicted.", metric="evicted_blocks")
     num_sampled_lifetimes: int = counted()
     sampled_lifetime_s: float = counted(start=0.0)
 
@@ -144,22 +143,22 @@ class Gauges:
     num_blocks: int = measured("KV blocks.", metric="kv_cache_blocks")
     num_free_blocks: int = measured()
     num_held_blocks: int = measured()
-    num_leased_blocks: int = measured("KV blocks pinned for a reader.", metric="num_leased_blocks")
+    num_leased_blocks: int = measured("KV blocks leased to readers.", metric="num_leased_blocks")
     num_early_blocks: int = measured()
     num_loading_blocks: int = measured()
     num_cached_blocks: int = measured()
     num_window_blocks: int = measured()
     held_blocks_by_group: tuple[int, ...] = measured(start=())
-    num_running: int = measured("Requests that compute.", metric="num_requests_running")
-    num_waiting: int = measured("Requests that wait.", metric="num_requests_waiting")
-    num_loading: int = measured("Requests whose KV is on its way.", metric="num_requests_loading")
-    queued_prefill_tokens: int = measured("Prompt tokens that wait.", metric="queued_prefill_tokens")
+    num_running: int = measured("Running requests.", metric="num_requests_running")
+    num_waiting: int = measured("Waiting requests.", metric="num_requests_waiting")
+    num_loading: int = measured("Requests whose KV is being loaded.", metric="num_requests_loading")
+    queued_prefill_tokens: int = measured("Waiting prompt tokens.", metric="queued_prefill_tokens")
     deferred_prefill_tokens: int = measured(
-        "Prompt tokens that wait of requests whose first token is later than promised in any case: others pass them.",
+        "Waiting prompt tokens of requests that cannot keep their promised TTFT any more; others go first.",
         metric="deferred_prefill_tokens",
     )
-    num_decoding: int = measured("Running requests that are past their prompt.", metric="num_requests_decoding")
-    num_context_tokens: int = measured("Tokens that running requests have computed.", metric="num_context_tokens")
+    num_decoding: int = measured("Running requests that have computed their prompt.", metric="num_requests_decoding")
+    num_context_tokens: int = measured("Context tokens of running requests.", metric="num_context_tokens")
 
 
 GAUGES: Final[Mapping[str, Measured]] = {item.name: item.metadata["measured"] for item in fields(Gauges)}
@@ -185,14 +184,12 @@ class StepCounters:
 
     num_steps: int = counted("Steps of the engine.", metric="engine_steps")
     num_waited_steps: int = counted(
-        "Steps whose sampling waited for the tokens of the step before.", metric="engine_waited_steps"
+        "Steps that waited for the sampled tokens of the previous step.", metric="engine_waited_steps"
     )
-    num_borrowed_steps: int = counted(
-        "Steps that began on cores of idle workers beside the worker's own.", metric="engine_borrowed_steps"
-    )
-    step_s: float = counted("Time in steps of the engine.", metric="engine_step_seconds", start=0.0)
+    num_borrowed_steps: int = counted("Steps that also used cores of idle workers.", metric="engine_borrowed_steps")
+    step_s: float = counted("Time that the engine spent in steps.", metric="engine_step_seconds", start=0.0)
     num_integrity_failures: int = counted(
-        "Times that blocks and block tables did not agree.", metric="integrity_failures"
+        "Failed integrity checks of KV blocks against block tables.", metric="integrity_failures"
     )
 
     def values(self) -> dict[str, Any]:

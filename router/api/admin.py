@@ -37,15 +37,15 @@ def _known_role(name: str) -> str:
 
 
 class DrainBody(OrderBody):
-    """Which worker: its id, or how it begins."""
+    """The worker, by its id or how that begins."""
 
     replica: str
 
 
 class MoveBody(OrderBody):
-    """Which worker, and where its requests go on, by the ids or how they begin; no ``to`` leaves that to the policy.
+    """The worker to move requests from, and in ``to`` the one to move them to, by their ids or how these begin.
 
-    ``num_streams`` of the router that gets the order are moved.
+    Without ``to`` the policy chooses. ``num_streams`` of the router that gets the order are moved.
     """
 
     replica: str
@@ -54,14 +54,14 @@ class MoveBody(OrderBody):
 
 
 class LeanBody(OrderBody):
-    """Which worker, by its id or how it begins, is to prefer which role's work."""
+    """The worker, by its id or how that begins, and the role whose work it should prefer."""
 
     replica: str
     role: Annotated[str, AfterValidator(_known_role), Field(json_schema_extra={"enum": list(ROLES)})]
 
 
 class FaultsBody(OrderBody):
-    """The faults from now on, by the names of ``kv_transfer.faults``; none heals all."""
+    """The faults to inject from now on, named as in ``kv_transfer.faults``. If there are none, all faults end."""
 
     role: Annotated[str, AfterValidator(_known_role), Field(json_schema_extra={"enum": list(ROLES)})] | None = None
     faults: dict[str, float] = Field(default_factory=dict)
@@ -69,8 +69,8 @@ class FaultsBody(OrderBody):
 
 
 class ResetBody(StrictBody):
-    """How to drop the prefix caches. ``reset_running_requests`` is vLLM's name of ``preempt_running``; host tiers,
-    which it calls external, are always dropped too.
+    """How to drop the prefix caches. ``reset_running_requests`` is vLLM's name of ``preempt_running``. Host tiers,
+    which vLLM calls external, are always dropped too.
     """
 
     neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {"reset_external": (None, True)}
@@ -84,14 +84,14 @@ def add_admin(app: FastAPI, service: RouterService) -> None:
 
     @app.post("/admin/drain", openapi_extra=body_schema(DrainBody))
     async def drain(request: Request) -> dict[str, object]:
-        """Have a worker let its requests go, and exit. Answers at once."""
+        """Drain a worker: its requests finish or move to others, then it exits. Answers at once."""
         check_open(service)
         async with read_body(request, DrainBody, settings=service.settings, room=service.body_room) as body:
             return {"draining": await service.administration.drain(body.replica)}
 
     @app.post("/admin/move", openapi_extra=body_schema(MoveBody))
     async def move(request: Request) -> dict[str, object]:
-        """Have live requests leave a worker, with their KV, and go on at another one. Answers at once."""
+        """Move running requests with their KV from a worker to another. Answers at once."""
         check_open(service)
         async with read_body(request, MoveBody, settings=service.settings, room=service.body_room) as body:
             answer = await service.administration.move(body.replica, body.to, num_streams=body.num_streams)
@@ -99,7 +99,7 @@ def add_admin(app: FastAPI, service: RouterService) -> None:
 
     @app.post("/admin/lean", openapi_extra=body_schema(LeanBody))
     async def lean(request: Request) -> dict[str, object]:
-        """Have a worker prefer the work of a role, where roles are elastic. What runs there goes on."""
+        """Make a worker prefer the work of a role (with elastic roles). Its running requests continue."""
         check_open(service)
         async with read_body(request, LeanBody, settings=service.settings, room=service.body_room) as body:
             answer = await service.administration.lean(body.replica, body.role)
@@ -107,7 +107,7 @@ def add_admin(app: FastAPI, service: RouterService) -> None:
 
     @app.post("/admin/faults", openapi_extra=body_schema(FaultsBody))
     async def set_faults(request: Request) -> dict[str, object]:
-        """Have the connectors suffer these faults, and no others."""
+        """Inject these faults, and no others, into connectors."""
         check_open(service)
         async with read_body(request, FaultsBody, settings=service.settings, room=service.body_room) as body:
             options = fault_options(body)
@@ -117,7 +117,7 @@ def add_admin(app: FastAPI, service: RouterService) -> None:
 
     @app.post("/reset_prefix_cache", openapi_extra=body_schema(ResetBody, is_required=False) | query_schema(ResetBody))
     async def reset_prefix_cache(request: Request) -> JSONResponse:
-        """Have every worker drop its prefix cache. Without a body, and with parameters in the URL, as vLLM takes it."""
+        """Drop the prefix cache of every worker. As in vLLM, parameters may be in the URL, without a body."""
         check_open(service)
         asked = [_reset_query(request)]
         if _has_body(request):
@@ -154,7 +154,7 @@ def _reset_response(answers: list[ResetAnswer]) -> JSONResponse:
     status = HTTPStatus.CONFLICT if is_busy else HTTPStatus.SERVICE_UNAVAILABLE
     reasons = "; ".join(f"{answer.role} worker {answer.replica_id}: {answer.reason}" for answer in failed)
     error = error_body(
-        f"{len(failed)} of {len(answers)} workers dropped nothing: {reasons}",
+        f"{len(failed)} of {len(answers)} workers did not drop their prefix cache: {reasons}",
         kind="conflict_error" if is_busy else "service_unavailable_error",
         code="prefix_cache_in_use" if is_busy else "worker_unavailable",
         param="preempt_running" if is_busy else None,
@@ -190,7 +190,7 @@ def faults_text(body: FaultsBody) -> str:
     asked = [f"{name} {value:g}" for name, value in body.faults.items()]
     asked += [f"{item.fault} at occasion {item.nth}" for item in body.schedule]
     who = f"{body.role} workers" if body.role is not None else "all workers"
-    return f"{who} suffer faults on purpose: {', '.join(asked)}" if asked else f"{who} suffer no more faults on purpose"
+    return f"{who} get injected faults: {', '.join(asked)}" if asked else f"{who} get no more injected faults"
 
 
 def fault_options(body: FaultsBody) -> FaultOptions:
@@ -203,7 +203,7 @@ def fault_options(body: FaultsBody) -> FaultOptions:
     for name in body.faults:
         if name not in known:
             raise InvalidRequestError(
-                f"there is no fault {name!r}; known are {', '.join(sorted(known))}",
+                f"there is no fault {name!r}; known faults: {', '.join(sorted(known))}",
                 code="invalid_parameter",
                 param="faults",
             )

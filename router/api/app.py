@@ -159,9 +159,11 @@ def _http_problem(request: Request, error: HTTPException) -> str:
     method, path = request.method[:MAX_SHOWN_CHARACTERS], request.url.path[:MAX_SHOWN_CHARACTERS]
     method = "GET" if method == "HEAD" else method  # HEAD has the headers of a GET, including Content-Length
     if error.status_code == status.HTTP_404_NOT_FOUND:
-        return f"{method} {path}: there is no such path; GET /docs lists those that there are"
+        return f"{method} {path}: there is no such path; GET /docs lists all paths"
     if error.status_code == status.HTTP_405_METHOD_NOT_ALLOWED:
-        return f"{method} {path}: this path does not take {method}; the header Allow names what it takes"
+        return (
+            f"{method} {path}: this path does not support {method}; the header Allow names the methods that it supports"
+        )
     return f"{method} {path}: {error.detail}"
 
 
@@ -241,12 +243,12 @@ def _add_operations(app: FastAPI, service: RouterService) -> None:
     @app.get("/ping")
     @app.get("/v1/health")
     async def is_live() -> dict[str, str]:
-        """This process answers."""
+        """Check that this process answers."""
         return {"status": "ok"}
 
     @app.get("/ready")
     async def is_ready() -> Response:
-        """At least one prefill and one decode replica can take requests, and met each other."""
+        """Check that a prefill and a decode worker take requests and are connected to each other."""
         missing = service.waits_for()
         if not missing:
             return JSONResponse({"status": "ready"})
@@ -254,22 +256,22 @@ def _add_operations(app: FastAPI, service: RouterService) -> None:
 
     @app.get("/version")
     async def get_version() -> dict[str, str | int]:
-        """The version of Baton, and that of the protocol by which its workers hand KV over."""
+        """The versions of Baton and of its KV transfer protocol."""
         return {"version": baton_version(), "protocol_version": PROTOCOL_VERSION}
 
     @app.get("/status")
     async def get_status() -> dict[str, object]:
-        """Every router and every replica, asked now, and the totals of all."""
+        """The current state of every router and every worker, and their totals."""
         return await service.view.status()
 
     @app.get("/load")
     async def get_load() -> dict[str, int]:
-        """Sequences in progress on this router, and how many of them wait for room."""
+        """Sequences in progress on this router, and how many of them wait for KV memory."""
         return {"server_load": service.num_alive, "num_waiting": service.num_waiting}
 
     @app.get("/metrics")
     async def get_metrics() -> Response:
-        """Everything measured, by all routers and workers, for Prometheus."""
+        """Metrics of all routers and workers, for Prometheus."""
         return PlainTextResponse(
             await service.view.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8"
         )

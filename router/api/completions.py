@@ -116,7 +116,9 @@ async def _answer_completion(service: RouterService, request: Request, body: Com
     beams = beam_params(body, vocab_size=service.vocab_size())
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequestError(
-            "max_tokens is 0, which is only allowed with echo", code="invalid_parameter", param="max_tokens"
+            "max_tokens is 0, which is only allowed with echo: set max_tokens to 1 or more, or set echo",
+            code="invalid_parameter",
+            param="max_tokens",
         )
     limit = OutputLimit(asked_for=body.max_tokens, default=COMPLETION_MAX_TOKENS)
     prompts = await completion_prompts(service, body, limit)
@@ -141,7 +143,8 @@ def _chat_limit(service: RouterService, body: ChatBody) -> OutputLimit:
     """A chat's limit, from OpenAI's newer parameter or from the older one."""
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise InvalidRequestError(
-            f"max_tokens is {body.max_tokens} and max_completion_tokens is {body.max_completion_tokens}: give one",
+            f"max_tokens is {body.max_tokens} and max_completion_tokens is {body.max_completion_tokens}: send only one "
+            "of them",
             code="invalid_parameter",
             param="max_completion_tokens",
         )
@@ -167,7 +170,9 @@ def _check(service: RouterService, body: GenerateBody) -> None:
     service.check_model(body.model)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError(
-            "stream_options is only allowed when stream is true", code="invalid_parameter", param="stream_options"
+            "stream_options is only allowed when stream is true: set stream, or leave stream_options out",
+            code="invalid_parameter",
+            param="stream_options",
         )
     service.check_capacity()
     if body.stop_token_ids:

@@ -88,7 +88,7 @@ def add_live(app: FastAPI, service: RouterService) -> None:
 
     @app.get("/")
     async def page(request: Request) -> Response:
-        """The live page for browsers; for everybody else: this process answers."""
+        """Show browsers the live page. Tell other clients that this process answers."""
         if "text/html" not in request.headers.get("accept", ""):
             return JSONResponse({"status": "ok"}, headers={"Vary": "Accept"})
         return _page_response(INDEX)
@@ -102,7 +102,7 @@ def add_live(app: FastAPI, service: RouterService) -> None:
 
     @app.get("/admin/events")
     async def events() -> Response:
-        """The cluster as server-sent events: its state, then what changes, and what happens."""
+        """The cluster as server-sent events: first its state, then changes and what happens."""
         service.live.check_room()
         return EventStream(service.live)
 

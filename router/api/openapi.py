@@ -91,34 +91,36 @@ _OF_RESETS = (403, 409, 503)
 _WITH_KEYS: dict[Access, tuple[int, ...]] = {"open": (), "user": (401,), "admin": (401, 403)}
 
 _MEANINGS = {
-    400: "The request is wrong, or asks for what is not supported; `param` names what.",
-    401: "No key, or none that is known.",
-    403: "The key is no admin key, orders are not taken here, or this host name or web page is not allowed.",
-    404: "There is no such model, no such response, no trace of such a request, or no such worker.",
-    409: "Workers have requests that hold blocks, and may not preempt them.",
+    400: "The request is invalid, or asks for something unsupported; `param` names the parameter.",
+    401: "The API key is missing or unknown.",
+    403: "The key is not an admin key, orders are disabled, or the host name or the web page's origin is not allowed.",
+    404: "There is no such model, response, trace or worker.",
+    409: "Requests hold KV blocks, and `preempt_running` does not allow workers to preempt them.",
     408: "The body did not arrive in time.",
     413: "The body is too large, or has too many JSON values.",
-    415: "The body is not sent as application/json, or is compressed.",
-    429: "As many requests as allowed are in progress or waiting.",
-    431: "Too many headers, or too long ones.",
-    502: "Workers failed, and trying others did not help.",
-    503: "No replica can take the request now, too many large bodies are being read, or a router is silent.",
-    504: "The request was not done by its deadline.",
+    415: "The Content-Type is not application/json, or the body is compressed.",
+    429: "A limit is reached: of requests in progress or waiting, or of open event streams.",
+    431: "The request has too many headers, or its URL and headers are too long.",
+    502: "Workers failed, and so did retries on other workers.",
+    503: "No worker can take it now, too many large bodies are being read, or another router does not answer.",
+    504: "The request did not finish by its deadline.",
 }
 
-_RETRY_HEADERS = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
+_RETRY_HEADERS = {
+    "Retry-After": {"description": "Seconds after which to try again.", "schema": {"type": "integer", "minimum": 1}}
+}
 
 _IGNORED_HEADERS = {
     IGNORED_HEADER: {
-        "description": "The fields of the body that have no effect; there where there are any.",
+        "description": "Fields of the body that have no effect. Sent only if there are any.",
         "schema": {"type": "string"},
     }
 }
 
 _EVENT = {
     "type": "object",
-    "description": "`data` is a chunk as JSON, or an error, or at the end `[DONE]`; /v1/responses and /v1/messages "
-    "name their events, and have no `[DONE]`.",
+    "description": "`data` is a chunk as JSON, an error, or `[DONE]` at the end. Events of /v1/responses and "
+    "/v1/messages have names, and their streams end without `[DONE]`.",
     "properties": {"data": {"type": "string"}},
     "required": ["data"],
 }
@@ -126,10 +128,10 @@ _EVENT = {
 _MILLISECONDS = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_PROMISE_MS}
 
 _REQUEST_HEADERS = (
-    ("X-Request-Id", "Comes back with the answer if it is 1 to 128 visible characters.", {"type": "string"}),
+    ("X-Request-Id", "Returned with the answer if it has 1 to 128 visible characters.", {"type": "string"}),
     ("X-Request-Timeout", "Deadline of the request in seconds.", {"type": "number", "exclusiveMinimum": 0}),
-    (TTFT_HEADER, "Milliseconds to the first token that are aimed at, unless `slo` says so.", _MILLISECONDS),
-    (ITL_HEADER, "Milliseconds between tokens that are aimed at, unless `slo` says so.", _MILLISECONDS),
+    (TTFT_HEADER, "Target for the time to first token in milliseconds; `slo` in the body overrides it.", _MILLISECONDS),
+    (ITL_HEADER, "Target for the time between tokens in milliseconds; `slo` in the body overrides it.", _MILLISECONDS),
 )
 
 
@@ -221,7 +223,7 @@ def _responses(path: str, always: tuple[int, ...], *, has_body: bool) -> dict[st
             responses[str(code)]["headers"] = _RETRY_HEADERS
     if path == "/ready":
         responses["503"] = {
-            "description": "No prefill or no decode replica takes requests yet.",
+            "description": "No prefill worker or no decode worker takes requests yet.",
             "content": _content(path),
             "headers": _RETRY_HEADERS,
         }

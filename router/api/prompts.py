@@ -94,8 +94,8 @@ async def predicted_answer(service: RouterService, body: ChatBody) -> TokenIds |
         num_tokens = len(ids)
     if num_tokens > max_model_len:
         raise InvalidRequestError(
-            f"the prediction has at least {num_tokens} tokens, and no answer has more than the {max_model_len} of the "
-            "model's context: predict the part of the answer that changes least",
+            f"the prediction has at least {num_tokens} tokens, but the model's context and thus an answer has at most "
+            f"{max_model_len}: predict only the part of the answer that is most likely to come true",
             code="context_length_exceeded",
             param="prediction",
         )
@@ -122,7 +122,7 @@ async def render_chat(service: RouterService, body: ChatFields) -> str:
     goes_on = bool(body.continue_final_message)
     if goes_on and body.add_generation_prompt:
         raise InvalidRequestError(
-            "add_generation_prompt and continue_final_message cannot both be true",
+            "add_generation_prompt and continue_final_message cannot both be true: leave one out",
             code="invalid_parameter",
             param="continue_final_message",
         )
@@ -177,7 +177,7 @@ def check_num_choices(service: RouterService, body: GenerateBody, *, num_prompts
         name, num_choices = "beam_width", body.beam_width
     if num_prompts * num_choices > service.settings.max_num_choices:
         raise InvalidRequestError(
-            f"{num_prompts} prompts with {name}={num_choices} are {num_prompts * num_choices} choices, "
+            f"{num_prompts} prompts with {name}={num_choices} make {num_prompts * num_choices} choices, "
             f"the limit is {service.settings.max_num_choices}",
             code="invalid_parameter",
             param=name if num_choices > 1 else param,
@@ -222,7 +222,7 @@ def _template_arguments(template: ChatTemplate, body: ChatFields) -> dict[str, A
     for name, value in body.template_parameters().items():
         if arguments.get(name, value) != value:
             raise InvalidRequestError(
-                f"{name} is {value!r} and chat_template_kwargs.{name} is {arguments[name]!r}: give one",
+                f"{name} is {value!r} and chat_template_kwargs.{name} is {arguments[name]!r}: send only one",
                 code="invalid_parameter",
                 param=name,
             )

@@ -27,7 +27,7 @@ def add_server_info(app: FastAPI, service: RouterService, *, version: str, facts
 
     @app.get("/server_info")
     async def server_info() -> dict[str, object]:
-        """The versions, the models, the workers and the configuration that is in effect, without secrets."""
+        """Versions, models, workers and the effective configuration, without secrets."""
         check_open(service)
         return {
             "version": version,

@@ -99,7 +99,7 @@ def _check_size(ask: Ask, *, num_choices: int) -> None:
         param = "logprobs" if ask.wish.num_prompt is None else "prompt_logprobs"
         raise InvalidRequestError(
             f"{num_tokens} prompt tokens with {param} for {num_choices} choices make {num} log-probabilities, "
-            f"the limit is {MAX_PROMPT_LOGPROBS}; ask for fewer tokens beside each, or for fewer choices or prompts",
+            f"the limit is {MAX_PROMPT_LOGPROBS}; ask for fewer top tokens, choices or prompts",
             code="invalid_parameter",
             param=param,
         )
@@ -119,10 +119,10 @@ def _most_output_tokens(ask: Ask, *, num_outputs: int) -> int | None:
     if num_tokens > most:
         choices = "1 choice" if num_outputs == 1 else f"{num_outputs} choices"
         raise InvalidRequestError(
-            f"{choices} of up to {num_tokens} tokens with {num_beside} others beside each make "
+            f"{choices} of up to {num_tokens} tokens with {num_beside} top tokens each make "
             f"{num_outputs * num_tokens * (1 + num_beside)} log-probabilities, the limit is {MAX_OUTPUT_LOGPROBS} in "
-            f"an answer that tells them all at once: set {ask.limit.param} to {most} or less, or ask for fewer choices "
-            "or fewer tokens beside each",
+            f"an unstreamed answer: set {ask.limit.param} to {most} or less, ask for fewer choices or top tokens, or "
+            "stream the answer",
             code="invalid_parameter",
             param=ask.limit.param,
         )
@@ -189,9 +189,9 @@ def num_candidates(body: GenerateBody, beams: BeamParams | None) -> int:
     if beams is not None or body.best_of is None or body.best_of == num_choices:
         return num_choices
     if body.best_of < num_choices:
-        reason = f"best_of is {body.best_of}, less than n, which is {num_choices}"
+        reason = f"best_of is {body.best_of}, but n is {num_choices}: set best_of to n or more, or leave it out"
     elif body.stream:
-        reason = f"best_of is {body.best_of} and n is {num_choices}: which are the best cannot be known in a stream"
+        reason = f"best_of is {body.best_of} and n is {num_choices}, but streams cannot select the best: omit best_of"
     else:
         return body.best_of
     raise InvalidRequestError(reason, code="invalid_parameter", param="best_of")

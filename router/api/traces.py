@@ -26,12 +26,12 @@ def add_traces(app: FastAPI, service: RouterService) -> None:
 
     @app.get(PATH)
     async def list_requests(request: Request, limit: int = Query(20, ge=1, le=MAX_NUM_LISTED)) -> dict[str, Any]:
-        """The last requests that are traced, newest first: one's own, or all with an admin key."""
+        """The latest traced requests, newest first: those of the caller's key, or all with an admin key."""
         return {"object": "list", "data": await service.traces.last(limit, viewer=_viewer(request))}
 
     @app.get(PATH + "/{request_id:path}/trace")
     async def get_trace(request: Request, request_id: str) -> Response:
-        """Where a request waited, where it went and why, and how its tokens came."""
+        """Trace a request: where it waited, which workers it went to and why, and when its tokens arrived."""
         found = await service.traces.find(request_id, viewer=_viewer(request))
         return Response(found, media_type="application/json")
 

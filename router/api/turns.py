@@ -30,8 +30,8 @@ def chosen_tools(service: RouterService, body: ChatBody) -> CallRules | None:
     rules = call_rules(body.tools or (), body.tool_choice, is_parallel=body.parallel_tool_calls)
     if rules is not None and service.tool_format is None:
         raise InvalidRequestError(
-            "this model's chat template takes no tools; where the model knows a format of calls all the same, the "
-            "operator can name it in router.tool_format",
+            "this model's chat template does not support tools; if the model itself knows a format of tool calls, the "
+            "operator can set it as router.tool_format",
             code="unsupported_parameter",
             param="tools",
         )
@@ -63,7 +63,7 @@ async def turn_grammar(
     budget = body.thinking_token_budget
     reasoning = None if rules is None else rules.reasoning
     if budget is not None and reasoning is None:
-        raise _refusal("this model does not think before it answers: leave it out", "thinking_token_budget")
+        raise _refusal("this model does not reason before it answers: leave it out", "thinking_token_budget")
     calls = None
     if rules is not None and rules.calls is not None and rules.tools is not None:
         has_form = answer is not None and not rules.calls.must_call

@@ -128,7 +128,7 @@ class LeaningControl:
             try:
                 await self.look()
             except Exception:
-                logger.exception("looking at the leanings failed")
+                logger.exception("checking the workers' leanings failed")
 
     async def look(self) -> LeaningChange | None:
         """Order the change that is due now, if there is one and this router leads."""

@@ -130,7 +130,7 @@ class LeaningPolicy:
             left = after.decode if short_of == "prefill" else after.prefill
             if left <= CALM:
                 now = found.prefill if short_of == "prefill" else found.decode
-                reason = f"{short_of} is at {now:.2f} of its promise, {worker.leaning} would be at {left:.2f}"
+                reason = f"{short_of} is at {now:.2f} of its promised latency, {worker.leaning} would be at {left:.2f}"
                 return LeaningChange(replica_id=worker.state.replica_id, leaning=short_of, reason=reason)
         return None
 

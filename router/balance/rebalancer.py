@@ -129,7 +129,7 @@ class Rebalancer:
             for name in (move.source, move.target) if move.reason is not MoveReason.QUEUE else ():
                 self._rests_until_s[name] = now_s + self._settings.rebalance_cooldown_s
             logger.debug(
-                "moves: request_id=%s reason=%s source=%s target=%s num_context_tokens=%d",
+                "moving: request_id=%s reason=%s source=%s target=%s num_context_tokens=%d",
                 move.request_id,
                 move.reason,
                 move.source,
@@ -232,13 +232,13 @@ class Rebalancer:
                     self._sending.add(task)
                     task.add_done_callback(self._sending.discard)
             except Exception:
-                logger.exception("looking for streams to move failed")
+                logger.exception("searching for streams to move failed")
 
     async def _try_to_tell(self, source: str, streams: Sequence[LiveStream]) -> None:
         try:
             await self._tell(source, streams)
         except (WorkerError, TimeoutError) as error:
-            logger.info("moves failed: replica_id=%s num_requests=%d: %s", source, len(streams), error)
+            logger.info("moving failed: replica_id=%s num_requests=%d: %s", source, len(streams), error)
 
     async def _tell(self, source: str, streams: Sequence[LiveStream]) -> None:
         """Send the order to the worker; if that fails, cancel it on the streams."""

@@ -124,7 +124,8 @@ class GrammarChecker:
                 await self._free.acquire()
         except TimeoutError:
             raise QueueFullError(
-                f"{MAX_NUM_THREADS} grammars that take long are being read, which is the limit; try again later",
+                f"the limit of {MAX_NUM_THREADS} slow grammars that are read at the same time is reached; try again "
+                "later",
                 retry_after_s=self._retry_after_s,
             ) from None
         reading = asyncio.get_running_loop().run_in_executor(self._threads, job, *arguments)
@@ -166,10 +167,10 @@ def _text_of(grammar: GrammarText, param: str) -> str:
     except GbnfError as error:
         raise _refusal(str(error), param, param) from error
     except (ValueError, RecursionError) as error:
-        raise _refusal("it is no text that can be encoded, or is nested too deeply", param, param) from error
+        raise _refusal("it has characters that cannot be encoded, or is nested too deeply", param, param) from error
     if num_bytes > MAX_GRAMMAR_BYTES:
         raise _refusal(
-            f"it makes a grammar of {num_bytes} bytes, the limit is {MAX_GRAMMAR_BYTES}; ask for less", param, param
+            f"it makes a grammar of {num_bytes} bytes, the limit is {MAX_GRAMMAR_BYTES}; simplify it", param, param
         )
     return text
 
@@ -188,12 +189,12 @@ def _problem_of(text: str, readers: GrammarReaders) -> str:
 
 def _remedy_for(problem: str) -> str:
     if problem.startswith(UNENFORCEABLE):
-        remedy = "no grammar holds an answer to that: leave it out, and check the answer for it"
+        remedy = "a grammar cannot enforce that: leave it out, and check the answer yourself"
         if '"uniqueItems"' in problem:
             remedy += "; or ask for an object with one boolean for each possible item, if these are few"
         return remedy
     if problem.startswith(UNKNOWN_FORMAT):
-        return "leave it out, or say it by a `pattern`"
+        return "leave it out, or use a `pattern` instead"
     return ""
 
 

@@ -39,7 +39,7 @@ class MaybeGbnf:
         try:
             return _converted(self.text)
         except Exception as error:  # the converter raises whatever its parser does
-            raise GbnfError(f"{self.place} reads as GBNF, but is none: {error}") from error
+            raise GbnfError(f"{self.place} looks like GBNF, but is not valid: {error}") from error
 
 
 def _converted(text: str) -> str:

@@ -51,7 +51,7 @@ class GrammarText:
         """
         num_characters = sum(len(gbnf.text) for part in self.parts if isinstance(gbnf := part.get(_GBNF), MaybeGbnf))
         if num_characters > MAX_GRAMMAR_BYTES:
-            raise GbnfError(f"it has {num_characters} characters of GBNF, the limit is {MAX_GRAMMAR_BYTES}")
+            raise GbnfError(f"its GBNF has {num_characters} characters, the limit is {MAX_GRAMMAR_BYTES}")
         parts = [_of_llguidance(part) for part in self.parts]
         return json.dumps({"grammars": parts}, ensure_ascii=False, separators=(",", ":"))
 

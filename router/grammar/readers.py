@@ -23,11 +23,11 @@ CPU_S: Final = 5
 WAIT_S: Final = 60.0
 """How long to wait for an answer if the process gets no CPU."""
 
-TOO_LONG: Final = "it takes longer to read than"
+TOO_LONG: Final = "reading it takes more than"
 REMEDY: Final = (
     "ask for a simpler one: fewer patterns that must hold at once (`&`, `allOf`), and smaller counts of repetitions"
 )
-DEADLY: Final = "it ended the process that reads grammars (signal {number})"
+DEADLY: Final = "it crashed the process that reads grammars (signal {number}); simplify it"
 
 
 class GrammarReaders:
@@ -73,7 +73,7 @@ class GrammarReaders:
         _end(process)
         number = -(process.returncode or 0)
         if number in (signal.SIGXCPU, signal.SIGKILL):
-            return f"{TOO_LONG} {self._cpu_s} s of a processor; {REMEDY}"
+            return f"{TOO_LONG} {self._cpu_s} s of CPU time; {REMEDY}"
         return DEADLY.format(number=number)
 
 

@@ -96,7 +96,7 @@ class TagFormats:
         kind = item.get("type")
         make = self._terms.get(kind) if isinstance(kind, str) else None
         if make is None:
-            raise StructuralTagError(f"{place}.type {kind!r} is not supported, only {', '.join(self._terms)} are")
+            raise StructuralTagError(f"{place}.type {kind!r} is not supported; supported: {', '.join(self._terms)}")
         if self._depth >= MAX_DEPTH:
             raise StructuralTagError(f"{place}: formats are nested more than {MAX_DEPTH} deep")
         self._depth += 1
@@ -245,7 +245,7 @@ class TagFormats:
         """The term for text up to the first of its ends, including that end."""
         if not ends:
             raise StructuralTagError(
-                f"{place} has no end that is known: put it last, or into a tag with an end, or bound it by a regex"
+                f"{place} has no recognizable end: put it last or into a tag with an end, or use a regex with an end"
             )
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}[lazy]: {text} ({' | '.join(map(literal, ends))})")
@@ -275,7 +275,7 @@ def _begin(tag: Mapping[str, Any], place: Place) -> str:
 def _count(item: Mapping[str, Any], place: Place) -> str:
     least, most = field(item, "min", int, place), field(item, "max", int, place)
     if not 0 <= least <= MAX_REPEATS or not (most == -1 or max(least, 1) <= most <= MAX_REPEATS):
-        bounds = f"0 to {MAX_REPEATS}, or -1 for a max that is none"
+        bounds = f"0 to {MAX_REPEATS}, or -1 for an unlimited max"
         raise StructuralTagError(f"{place}: min and max must be {bounds}, got {least} and {most}")
     return f"{{{least},{'' if most == -1 else most}}}"
 

@@ -173,7 +173,7 @@ class LiveFeed:
             try:
                 self.look()
             except Exception:
-                logger.exception("sampling the cluster for those who watch failed")
+                logger.exception("sampling the cluster for the live page failed")
 
 
 def _event(name: str, data: str) -> bytes:

@@ -11,23 +11,23 @@ from router.placement.reason import Reason
 _MOVES: tuple[tuple[str, Kind, str], ...] = (
     ("drain_moves", "move", "left a draining worker, with their KV"),
     ("ordered_moves", "move", "moved to another worker by an operator's order"),
-    ("gap_moves", "rebalance", "moved to another worker, to keep the time between tokens"),
+    ("gap_moves", "rebalance", "moved to another worker, to keep the promised time between tokens"),
     ("kv_moves", "rebalance", "moved to another worker, which has more room"),
     ("queue_moves", "rebalance", "went to another worker, which computes their prompt sooner"),
-    ("migrations", "recovery", "went on at another worker after theirs was lost"),
-    ("prefill_retries", "recovery", "had their prompt sent to another worker"),
-    ("local_prefills", "recovery", "had their prompt computed where they generate"),
-    ("failed_moves", "fault", "were told to move and did not"),
+    ("migrations", "recovery", "continued on another worker after theirs was lost"),
+    ("prefill_retries", "recovery", "had their prompt sent again, to another prefill worker"),
+    ("local_prefills", "recovery", "had their prompt computed by their decode worker"),
+    ("failed_moves", "fault", "were ordered to move but did not"),
     ("failed", "fault", "ended with an error"),
-    ("refused", "refusal", "refused: as many as may wait already"),
+    ("refused", "refusal", "refused: the limit of waiting requests was reached"),
 )
 
 
 _REASONS = {
     Reason.MODELS_UNKNOWN.value: "without predictions",
-    Reason.OVERRIDE.value: "as a setting says",
-    Reason.SESSION.value: "where their session is",
-    Reason.LEADER.value: "behind their first choice",
+    Reason.OVERRIDE.value: "as a setting requires",
+    Reason.SESSION.value: "with their session",
+    Reason.LEADER.value: "with their first choice",
 }
 """Words that do not read well after a number, and their replacements."""
 
@@ -56,9 +56,9 @@ def _of_workers(old: Mapping[str, State], new: Mapping[str, State], after: State
             text = f"{role} worker does not answer: no requests go there"
             yield Happening(kind="worker_left_out", text=text, replica=name)
         elif state == "draining" and was["state"] != "draining":
-            yield Happening(kind="drain", text=f"{role} worker lets its requests go", replica=name)
+            yield Happening(kind="drain", text=f"{role} worker drains", replica=name)
         elif state == "running" and was["state"] in ("starting", "left_out"):
-            came = "came" if was["state"] == "starting" else "is back"
+            came = "started" if was["state"] == "starting" else "is back"
             yield Happening(kind="worker_up", text=f"{role} worker {came}", replica=name)
         if row["leaning"] != was["leaning"]:
             yield Happening(kind="lean", text=_leaning_text(name, row, after), replica=name)
@@ -91,7 +91,7 @@ def _leaning_text(name: str, row: State, after: State) -> str:
 
 def _of_kv(old: State, new: State) -> Iterator[Happening]:
     if (count := new["injected_faults"] - old["injected_faults"]) > 0:
-        yield Happening(kind="fault", text=f"{count} faults made on purpose", count=count)
+        yield Happening(kind="fault", text=f"{count} faults injected", count=count)
     if (count := new["corrupt_blocks"] - old["corrupt_blocks"]) > 0:
         yield Happening(kind="fault", text=f"{count} KV blocks arrived damaged", count=count)
     if (count := new["failed_blocks"] - old["failed_blocks"]) > 0:

@@ -30,7 +30,7 @@ from router.settings import LATE_PERIODS, RouterSettings
 
 logger = logging.getLogger(f"baton.{__name__}")
 
-STALLED = "its engine makes no step though it has work"
+STALLED = "its engine has work but makes no steps"
 NOTHING_CACHED: Mapping[str, int] = {}
 
 

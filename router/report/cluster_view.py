@@ -44,7 +44,7 @@ class RouterUsage(Protocol):
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for room on a decode replica."""
+        """Sequences that wait for room on a decode worker."""
 
 
 class WantedWorkers(Protocol):
@@ -256,7 +256,7 @@ class ClusterView:
 
     def _wanted_family(self) -> MetricFamily:
         values: dict[Labels, float] = {(("role", role),): float(number) for role, number in self._num_wanted.items()}
-        return gauge("baton:replicas_wanted", "Workers that the pool should have.", values)
+        return gauge("baton:replicas_wanted", "Number of workers that the pool should have.", values)
 
     def _compatible(self, routers: Sequence[KnownRouter]) -> list[MetricFamily]:
         if self._settings.metrics_compat != "vllm":
@@ -284,7 +284,7 @@ class ClusterView:
             try:
                 await asyncio.gather(self._meet(), self._ask_for_wanted())
             except Exception:
-                logger.exception("asking the other routers, or how many workers there should be, failed")
+                logger.exception("asking the other routers, or Serve for the number of workers, failed")
 
 
 def _newest(changes: Sequence[LeaningNote | None]) -> LeaningNote | None:
@@ -306,4 +306,4 @@ def _router_families(routers: Sequence[KnownRouter]) -> list[MetricFamily]:
         for router in routers
         if router.state != "departed"
     }
-    return [*families, gauge("baton:router_up", "1 when the router answers the one that was asked.", is_up)]
+    return [*families, gauge("baton:router_up", "1 if the router answers the router that was asked.", is_up)]

@@ -15,7 +15,7 @@ TYPICAL_OUTPUT_TOKENS = 128.0
 
 def _placed(reason: Reason) -> int:
     """Declare the counter of sequences that were placed for a reason."""
-    text = "Sequences by why they went to their workers, where any worker takes any work."
+    text = "Sequences by the reason for their placement, with elastic roles."
     counter: int = counted(text, metric="placements", labels=(("reason", reason.value),), total=f"placed_{reason}")
     return counter
 
@@ -37,46 +37,52 @@ class RouterCounters:
     num_failed: int = counted(total="failed")
     num_cancelled: int = counted(total="cancelled")
     num_refused: int = counted(
-        "Sequences turned away because too many were in progress or waiting.",
+        "Sequences refused because too many were in progress or waiting.",
         metric="requests_refused",
         total="refused",
     )
     num_invalid: int = counted(
-        "Sequences that ended for what they ask for, as a worker found.", metric="requests_invalid", total="invalid"
+        "Sequences that a worker refused as invalid.", metric="requests_invalid", total="invalid"
     )
     num_generated_tokens: int = counted(total="tokens")
     num_prompt_tokens: int = counted(total="prompt_tokens")
     num_prefill_retries: int = counted(
-        "Prompts sent to another prefill replica.", metric="prefill_retries", total="prefill_retries"
+        "Prompts sent again, to another prefill worker.", metric="prefill_retries", total="prefill_retries"
     )
     num_migrations: int = counted(
-        "Sequences that went on at another decode replica after theirs was lost.",
+        "Sequences that continued on another decode worker after theirs was lost.",
         metric="migrations",
         total="migrations",
     )
     num_drain_moves: int = counted(
-        "Sequences moved away from a draining decode replica, with their KV.", metric="drain_moves", total="drain_moves"
+        "Sequences moved with their KV from a draining decode worker.", metric="drain_moves", total="drain_moves"
     )
     num_local_prefills: int = counted(
-        "Prompts that decode computed because prefill was lost or far behind.",
+        "Prompts computed by decode workers because prefill workers were lost or far behind.",
         metric="local_prefills",
         total="local_prefills",
     )
 
     num_ttft_promises: int = counted(
-        "Sequences that were promised their first token, and got it or failed.",
+        "Sequences with a promised time to first token that got it or failed.",
         metric="ttft_promises",
         total="ttft_promises",
     )
-    num_ttft_kept: int = counted("Those that got it in time.", metric="ttft_promises_kept", total="ttft_promises_kept")
+    num_ttft_kept: int = counted(
+        "Sequences whose first token kept its promise.", metric="ttft_promises_kept", total="ttft_promises_kept"
+    )
     num_itl_promises: int = counted(
-        "Sequences of several tokens that were promised the time between these, and ended well.",
+        "Finished sequences of several tokens with a promised inter-token latency.",
         metric="itl_promises",
         total="itl_promises",
     )
-    num_itl_kept: int = counted("Those that kept it on average.", metric="itl_promises_kept", total="itl_promises_kept")
+    num_itl_kept: int = counted(
+        "Sequences whose mean inter-token latency kept its promise.",
+        metric="itl_promises_kept",
+        total="itl_promises_kept",
+    )
     num_gap_moves: int = counted(
-        "Live sequences moved to another decode replica, by reason.",
+        "Running sequences moved to another decode worker, by reason.",
         metric="rebalance_moves",
         labels=(("reason", "gap"),),
         total="gap_moves",
@@ -85,7 +91,7 @@ class RouterCounters:
     num_queue_moves: int = counted(metric="rebalance_moves", labels=(("reason", "queue"),), total="queue_moves")
     num_ordered_moves: int = counted(metric="rebalance_moves", labels=(("reason", "order"),), total="ordered_moves")
     num_failed_moves: int = counted(
-        "Moves that were ordered and not carried out.", metric="rebalance_moves_failed", total="failed_moves"
+        "Ordered moves that were not carried out.", metric="rebalance_moves_failed", total="failed_moves"
     )
     num_placed_colocated: int = _placed(Reason.COLOCATED)
     num_placed_apart: int = _placed(Reason.APART)
@@ -98,7 +104,7 @@ class RouterCounters:
     num_placed_leader: int = _placed(Reason.LEADER)
 
     num_leaning_changes: int = counted(
-        "Workers that this router had lean to other work.", metric="leaning_changes", total="leaning_changes"
+        "Times that this router changed a worker's leaning.", metric="leaning_changes", total="leaning_changes"
     )
 
     def count_move(self, reason: str | None) -> None:

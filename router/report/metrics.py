@@ -18,21 +18,27 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000,
 FINISH_REASONS = ("stop", "length", "error", "abort")
 
 _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
-    "time_to_first_token_seconds": ("From acceptance to the first token.", _LONG_S),
-    "inter_token_latency_seconds": ("Between tokens of a sequence.", _SHORT_S),
-    "e2e_request_latency_seconds": ("From acceptance to the finish.", _LONG_S),
-    "request_queue_time_seconds": ("Waiting for room on a decode replica, and in the engine that prefills.", _LONG_S),
-    "request_prefill_time_seconds": ("From admission to the first token, without the time queued.", _LONG_S),
-    "request_handover_time_seconds": (
-        "From a prefill replica's token to the first of a decode replica: moving the KV, and one step.",
+    "time_to_first_token_seconds": ("Time from acceptance to the first token.", _LONG_S),
+    "inter_token_latency_seconds": ("Time between tokens of a sequence.", _SHORT_S),
+    "e2e_request_latency_seconds": ("Time from acceptance to the end.", _LONG_S),
+    "request_queue_time_seconds": (
+        "Time waiting for room on a decode worker, and in the prefill engine's queue.",
         _LONG_S,
     ),
-    "request_decode_time_seconds": ("From the first token to the last, the hand-over included.", _LONG_S),
-    "request_inference_time_seconds": ("Prefill and decode together.", _LONG_S),
-    "request_time_per_output_token_seconds": ("Decode time of a request by its tokens after the first.", _SHORT_S),
+    "request_prefill_time_seconds": ("Time from admission to the first token, without the time queued.", _LONG_S),
+    "request_handover_time_seconds": (
+        "Time from a prefill worker's token to the decode worker's first: moving the KV, and one step.",
+        _LONG_S,
+    ),
+    "request_decode_time_seconds": ("Time from the first token to the last, including the hand-over.", _LONG_S),
+    "request_inference_time_seconds": ("Time for prefill and decode together.", _LONG_S),
+    "request_time_per_output_token_seconds": (
+        "Decode time of a request divided by its tokens after the first.",
+        _SHORT_S,
+    ),
     "request_prompt_tokens": ("Prompt tokens of finished requests.", _TOKENS),
     "request_generation_tokens": ("Generated tokens of finished requests.", _TOKENS),
-    "request_params_max_tokens": ("Limits on generated tokens that finished requests had.", _TOKENS),
+    "request_params_max_tokens": ("Limits on the generated tokens of finished requests.", _TOKENS),
 }
 
 
@@ -53,8 +59,8 @@ class RouterMetrics:
     def watch(self, *, in_progress: Callable[[], float], waiting: Callable[[], float]) -> None:
         """Read these gauges whenever Prometheus asks."""
         self._gauges = [
-            ("baton:router_requests_in_progress", "Sequences accepted and not ended.", in_progress),
-            ("baton:router_requests_waiting", "Sequences that wait for room on a decode replica.", waiting),
+            ("baton:router_requests_in_progress", "Sequences in progress.", in_progress),
+            ("baton:router_requests_waiting", "Sequences that wait for room on a decode worker.", waiting),
         ]
 
     def first_tokens(self, seconds: float, *, num_prompt_tokens: int, num_tokens: int) -> None:
@@ -127,8 +133,8 @@ class RouterMetrics:
         }
         finishes: dict[Labels, float] = {(("reason", reason),): number for reason, number in self._finishes.items()}
         return (
-            counter("baton:http_requests", "HTTP requests by answer.", answers),
-            counter("baton:request_finishes", "Sequences by how they ended.", finishes),
+            counter("baton:http_requests", "HTTP requests by path, method and status code.", answers),
+            counter("baton:request_finishes", "Sequences by the reason why they ended.", finishes),
             counter("baton:prompt_tokens", "Prompt tokens of answered requests.", {(): self._num_prompt_tokens}),
             counter("baton:generation_tokens", "Tokens generated.", {(): self._num_generation_tokens}),
             *self._counted(),

@@ -70,10 +70,10 @@ def _num_waiting(replica: Replica) -> float:
 
 
 _GAUGES: dict[str, tuple[str, Callable[[Replica], float]]] = {
-    "num_requests_running": ("Requests that compute.", lambda item: item.load.num_running),
-    "num_requests_waiting": ("Requests that wait, for KV too.", _num_waiting),
-    "kv_cache_usage_perc": ("Share of the KV blocks in use; 1 is all.", lambda item: item.load.kv_usage),
-    "gpu_cache_usage_perc": ("The older name of kv_cache_usage_perc.", lambda item: item.load.kv_usage),
+    "num_requests_running": ("Running requests.", lambda item: item.load.num_running),
+    "num_requests_waiting": ("Waiting requests, including those that wait for KV.", _num_waiting),
+    "kv_cache_usage_perc": ("Share of the KV blocks in use, from 0 to 1.", lambda item: item.load.kv_usage),
+    "gpu_cache_usage_perc": ("Older name of kv_cache_usage_perc.", lambda item: item.load.kv_usage),
 }
 
 

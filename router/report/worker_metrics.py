@@ -14,8 +14,8 @@ from router.report.metric_rows import Labels, MetricFamily, counter, gauge
 _GAUGES: tuple[tuple[str, str, Callable[[Replica], float]], ...] = (
     ("kv_cache_usage_ratio", "Share of the KV blocks in use.", lambda item: item.load.kv_usage),
     *((told.metric, told.text, attrgetter(f"load.{name}")) for name, told in GAUGES.items() if told.metric),
-    ("step_time_error", "How far predictions of steps are off, as a share.", attrgetter("load.step_time.error")),
-    ("replica_up", "1 when the replica takes requests.", lambda item: float(item.takes_requests)),
+    ("step_time_error", "Relative error of predicted step times.", attrgetter("load.step_time.error")),
+    ("replica_up", "1 if the worker takes requests.", lambda item: float(item.takes_requests)),
 )
 
 

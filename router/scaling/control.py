@@ -138,7 +138,7 @@ class ScalingControl:
             try:
                 await self.look()
             except Exception:
-                logger.exception("looking at the size of the pools failed")
+                logger.exception("checking the sizes of the pools failed")
 
     async def look(self) -> Sequence[ScalingNote]:
         """If this router leads, order the changes that are due, and repeat the orders given before."""

@@ -221,10 +221,10 @@ def groups_of(settings: RouterSettings, sizes: Mapping[str, int]) -> Sequence[Gr
 
 
 def _why_up(demand: Demand, sizing: Sizing, need: Need, look: Look) -> str:
-    load = f"{demand.rate:.3g} requests/s are to come in {look.horizon_s:.0f} s"
+    load = f"{demand.rate:.3g} requests/s are expected in {look.horizon_s:.0f} s"
     if need.now > sizing.num_workers:
-        return f"{load}, and what waits already needs {_workers(need.now)} to catch up"
-    told = f"{load}: with {_workers(sizing.num_workers)} {sizing.predicted.attainment:.1%} of them are in time"
+        return f"{load}, and the requests that wait already need {_workers(need.now)} to catch up"
+    told = f"{load}: with {_workers(sizing.num_workers)} {sizing.predicted.attainment:.1%} of them meet their promise"
     fewer = sizing.with_fewer
     return told if fewer is None else f"{told}, with one fewer {fewer.attainment:.1%}"
 
@@ -235,13 +235,13 @@ def _why_down(predictor: Predictor, demand: Demand, wanted: int, rules: ScalingR
     spare = spare_below(demand)
     kept = predictor.predict(demand.times(spare), wanted).attainment
     return (
-        f"for {rules.hold_s:.0f} s {_workers(wanted)} would have been enough for more than came: of {demand.rate:.3g} "
-        f"requests/s and {spare - 1:.0%} more {kept:.1%} are in time"
+        f"for {rules.hold_s:.0f} s {_workers(wanted)} would have been enough, even for {spare - 1:.0%} more than the "
+        f"{demand.rate:.3g} requests/s that came: {kept:.1%} would have met their promise"
     )
 
 
 def _nothing_came(rules: ScalingRules) -> str:
-    return f"nothing came for {rules.hold_s:.0f} s"
+    return f"no requests came for {rules.hold_s:.0f} s"
 
 
 def _workers(number: int) -> str:

@@ -18,44 +18,46 @@ class Answer(BaseModel):
 class ErrorDetails(Answer):
     """Why a request was refused or failed."""
 
-    message: str = Field(description="A sentence for people.")
+    message: str = Field(description="Explanation for people.")
     type: str
-    param: str | None = Field(description="The parameter to blame, where there is one.")
-    code: str = Field(description="Stable, for machines.")
+    param: str | None = Field(description="The parameter that caused the error, if any.")
+    code: str = Field(description="Identifier for programs; it does not change.")
 
 
 class ErrorAnswer(Answer):
-    """Every error, in OpenAI's shape."""
+    """Every error, in OpenAI's format."""
 
     error: ErrorDetails
 
 
 class PromptTokensDetails(Answer):
-    """What of a prompt was cheap."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(Answer):
-    """What of an answer was not the answer itself, and what came true of a prediction."""
+    """Details of the answer's tokens."""
 
-    reasoning_tokens: int | None = Field(None, description="Of a model that thinks.")
+    reasoning_tokens: int | None = Field(None, description="Tokens of the model's reasoning.")
     accepted_prediction_tokens: int | None = Field(
         None,
-        description="Tokens of the `prediction` that the answer said; without one, right drafts of the workers.",
+        description="Tokens of the `prediction` that the answer contains; without one, accepted draft tokens.",
     )
-    rejected_prediction_tokens: int | None = Field(None, description="All others.")
+    rejected_prediction_tokens: int | None = Field(
+        None, description="Tokens of the `prediction`, or draft tokens, that were not accepted."
+    )
 
 
 class Usage(Answer):
-    """How many tokens an answer took."""
+    """Token counts of an answer."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | None = Field(
-        None, description="Of a model that thinks, and of an answer that was predicted, be it by draft tokens."
+        None, description="Present if the model reasons, or if a `prediction` or draft tokens were used."
     )
 
 
@@ -63,7 +65,7 @@ class CalledFunction(Answer):
     """A function and its arguments."""
 
     name: str
-    arguments: str = Field(description="JSON text; unfinished where the answer was cut off.")
+    arguments: str = Field(description="JSON text; incomplete if the answer was cut off.")
 
 
 class ToolCallAnswer(Answer):
@@ -78,20 +80,20 @@ class AssistantMessage(Answer):
     """The model's turn."""
 
     role: Literal["assistant"]
-    content: str | None = Field(description="Null where the turn is nothing but calls.")
-    reasoning_content: str | None = Field(None, description="Of a model that thinks; `reasoning` is the same.")
+    content: str | None = Field(description="Null if the turn only calls tools.")
+    reasoning_content: str | None = Field(None, description="The model's reasoning; `reasoning` has the same content.")
     tool_calls: list[ToolCallAnswer] | None = None
 
 
 class Choice(Answer):
-    """What both kinds of choices have."""
+    """Fields that the choices of chats and text completions share."""
 
     index: int
     logprobs: JsonMap | None
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = None
-    cumulative_logprob: float | None = Field(None, description="Of a beam search: the sum over the output's tokens.")
-    beam_score: float | None = Field(None, description="Of a beam search: what outputs are ranked by.")
+    cumulative_logprob: float | None = Field(None, description="With beam search: sum of log-probabilities.")
+    beam_score: float | None = Field(None, description="With beam search: score by which outputs are ranked.")
 
 
 class ChatChoice(Choice):
@@ -107,7 +109,7 @@ class TextChoice(Choice):
 
 
 class Completion(Answer):
-    """What both kinds of answers have."""
+    """Fields that the answers to chats and text completions share."""
 
     id: str
     created: int
@@ -130,7 +132,7 @@ class TextCompletion(Completion):
 
 
 class ResponseUsage(Answer):
-    """How many tokens a response took."""
+    """Token counts of a response."""
 
     input_tokens: int
     input_tokens_details: JsonMap
@@ -140,7 +142,7 @@ class ResponseUsage(Answer):
 
 
 class ResponseObject(Answer):
-    """Answer of /v1/responses. Parameters come back as they were taken."""
+    """Answer of /v1/responses. It repeats the parameters that were used."""
 
     id: str
     object: Literal["response"]
@@ -155,7 +157,7 @@ class ResponseObject(Answer):
 
 
 class ResponseItems(Answer):
-    """Items of a conversation, a page of them."""
+    """A page of a conversation's items."""
 
     object: Literal["list"]
     data: list[JsonMap]
@@ -165,7 +167,7 @@ class ResponseItems(Answer):
 
 
 class MessageUsage(Answer):
-    """How many tokens a message took; those of the prompt that were read from the cache are counted apart."""
+    """Token counts of a message; prompt tokens read from the cache are counted separately."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -203,12 +205,12 @@ class MessagesErrorDetails(Answer):
     """Why a request was refused or failed."""
 
     type: str
-    message: str = Field(description="A sentence for people.")
-    details: JsonMap | None = Field(None, description="What Anthropic's client reads of a refused thread.")
+    message: str = Field(description="Explanation for people.")
+    details: JsonMap | None = Field(None, description="Details for Anthropic's client of why a thread was refused.")
 
 
 class MessagesErrorAnswer(Answer):
-    """Every error of /v1/messages, in Anthropic's shape."""
+    """Every error of /v1/messages, in Anthropic's format."""
 
     type: Literal["error"]
     error: MessagesErrorDetails
@@ -248,27 +250,27 @@ class ModelList(Answer):
 
 
 class State(Answer):
-    """That something is so."""
+    """The state of the server."""
 
     status: str
 
 
 class Version(Answer):
-    """Which Baton."""
+    """The versions of Baton and of its KV transfer protocol."""
 
     version: str
     protocol_version: int
 
 
 class RouterLoad(Answer):
-    """How much one router has to do."""
+    """The load of one router."""
 
     server_load: int
     num_waiting: int
 
 
 class Order(Answer):
-    """Which workers an order went to."""
+    """The workers that got an order."""
 
 
 class CacheResets(Answer):
@@ -279,7 +281,7 @@ class CacheResets(Answer):
 
 
 class ServerInfo(Answer):
-    """What runs here, and how it is configured."""
+    """Versions, models, workers and the effective configuration."""
 
     version: str
     protocol_version: int
@@ -288,7 +290,7 @@ class ServerInfo(Answer):
 
 
 class ClusterStatus(Answer):
-    """Every router and every replica, and the totals of all."""
+    """Every router and every worker, and their totals."""
 
     model: str
     router: JsonMap
@@ -300,14 +302,14 @@ class ClusterStatus(Answer):
 
 
 class RequestList(Answer):
-    """The last requests, newest first."""
+    """The latest requests, newest first."""
 
     object: Literal["list"]
     data: list[JsonMap]
 
 
 class RequestTraceAnswer(Answer):
-    """What became of a request: spans without a parent follow each other and add up to ``total_ms``."""
+    """The trace of a request. Spans without a parent follow each other and add up to ``total_ms``."""
 
     id: str
     state: Literal["running", "finished", "failed", "aborted", "refused"]

@@ -83,7 +83,7 @@ class GenerationResponse(Response):
             while (await receive())["type"] != "http.disconnect":
                 pass
         except Exception as error:  # Serve's word for a proxy that died, and all its clients' connections with it
-            logger.info("connection is lost: request_id=%s: %r", self._outputs[0].generation.name_in_logs, error)
+            logger.info("connection lost: request_id=%s: %r", self._outputs[0].generation.name_in_logs, error)
         self._is_client_gone = True
         self._cancel()
 

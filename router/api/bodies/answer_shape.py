@@ -21,7 +21,7 @@ Schema = dict[str, Any] | bool | str
 
 
 class JsonSchemaFormat(StrictBody):
-    """A JSON schema with its name. It is always followed to the letter, whatever ``strict`` is."""
+    """A JSON schema with its name. Answers always follow it exactly, whatever ``strict`` is."""
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
     description: str | None = None
@@ -30,7 +30,7 @@ class JsonSchemaFormat(StrictBody):
 
 
 class ResponseFormat(StrictBody):
-    """OpenAI's way to ask for a shape, and vLLM's ``structural_tag`` beside it."""
+    """The answer's format as in OpenAI's API, plus vLLM's type ``structural_tag``."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
@@ -48,7 +48,7 @@ class ResponseFormat(StrictBody):
 
 
 class StructuredOutputs(StrictBody):
-    """vLLM's way to ask for a shape: exactly one of these. vLLM's own class writes its other options too, unset."""
+    """The answer's format as in vLLM's API: exactly one of these. vLLM's own class also sends other options, unset."""
 
     neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = dict.fromkeys(
         ("disable_fallback", "disable_any_whitespace", "disable_additional_properties", "_backend_was_auto"),

@@ -34,7 +34,7 @@ class TextPart(StrictBody):
     @classmethod
     def _refuse_other_parts(cls, data: Any) -> Any:
         if isinstance(data, dict) and (kind := _name_in(data.get("type"), _OTHER_PARTS)):
-            raise UnsupportedValueError("", kind=kind, hint="only text parts are")
+            raise UnsupportedValueError("", kind=kind, hint="send text parts only")
         return data
 
 
@@ -49,10 +49,10 @@ Content = Annotated[
 
 
 class Message(StrictBody):
-    """One turn of a conversation. Which roles there are, the template decides.
+    """One turn of a conversation. The chat template determines which roles exist.
 
-    What an answer's message has beside its text is taken, so that the message can be sent back. An assistant's turn may
-    be without any content.
+    All fields of an answer's message are accepted, so that it can be sent back unchanged. An assistant's turn may have
+    no content.
     """
 
     neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
@@ -81,10 +81,10 @@ class Message(StrictBody):
         if not isinstance(data, dict):
             return data
         if role := _name_in(data.get("role"), _OTHER_ROLES):
-            raise UnsupportedValueError("role", kind=role, hint="results of tools have the role 'tool'")
+            raise UnsupportedValueError("role", kind=role, hint="send results of tools with the role 'tool'")
         if data.get("role") == "assistant" and data.get("content") is None:
             if data.get("audio") is not None:
-                raise UnsupportedValueError("audio", hint="send what was said as content")
+                raise UnsupportedValueError("audio", hint="send the words that were spoken as content")
             return {**data, "content": ""}
         return data
 

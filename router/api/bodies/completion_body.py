@@ -43,7 +43,7 @@ millions could otherwise make as many errors."""
 class CompletionBody(GenerateBody):
     """Parameters of a text completion. ``prompt`` is one text, one list of token ids, or a batch of either.
 
-    ``max_tokens`` 0 generates nothing, and is allowed with ``echo``.
+    With ``echo``, ``max_tokens`` may be 0; then nothing is generated.
     """
 
     neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {

@@ -48,14 +48,14 @@ Milliseconds = Annotated[float, Field(gt=0.0, le=MAX_PROMISE_MS, allow_inf_nan=F
 
 
 class SLOBody(StrictBody):
-    """What the caller wants to be promised: the first token, and the others, within so many milliseconds."""
+    """The latencies that the caller asks for, in milliseconds: to the first token, and between later tokens."""
 
     ttft_ms: Milliseconds | None = None
     itl_ms: Milliseconds | None = None
 
 
 class StreamOptions(StrictBody):
-    """What a stream carries besides text."""
+    """What a stream contains besides text."""
 
     neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {"include_obfuscation": (None, False)}
 

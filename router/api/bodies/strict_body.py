@@ -39,10 +39,10 @@ def _tell_values_without_effect(schema: dict[str, Any], model: type[StrictBody])
     for name, neutral in model.neutral_values.items():
         schema["properties"][name] = {
             "enum": list(neutral),
-            "description": "Not supported; taken where it changes nothing.",
+            "description": "Not supported. Accepted only with a value that changes nothing.",
         }
     for name in model.without_effect:
-        schema["properties"][name]["description"] = "Taken, without effect; the header X-Baton-Ignored names it."
+        schema["properties"][name]["description"] = "No effect; the header X-Baton-Ignored of the answer names it."
 
 
 class StrictBody(BaseModel):

@@ -50,7 +50,7 @@ class ToolBody(StrictBody):
     def _refuse_other_forms(cls, data: Any) -> Any:
         kind = data.get("type") if isinstance(data, dict) else None
         if isinstance(kind, str) and kind != "function":
-            raise UnsupportedValueError("", kind=kind[:40], hint="only tools of type 'function' are")
+            raise UnsupportedValueError("", kind=kind[:40], hint="use tools of type 'function'")
         _refuse_form_of_responses(data)
         return data
 
@@ -63,7 +63,9 @@ class ToolBody(StrictBody):
 
 def _refuse_form_of_responses(data: Any) -> None:
     if isinstance(data, dict) and "name" in data and "function" not in data:
-        raise ValueError("in a chat the name, and all else but the type, stands in 'function'")
+        raise ValueError(
+            "in chats the tool's name and its other fields except 'type' belong into the object 'function'"
+        )
 
 
 class FunctionNameBody(StrictBody):
@@ -86,14 +88,14 @@ class NamedToolBody(StrictBody):
 
 
 class AllowedToolsBody(StrictBody):
-    """Some of the tools, any or at least one of which is called."""
+    """Some of the tools. The answer may (``auto``) or must (``required``) call any of them."""
 
     mode: Literal["auto", "required"]
     tools: list[NamedToolBody] = Field(min_length=1, max_length=MAX_NUM_TOOLS, fail_fast=True)
 
 
 class AllowedChoiceBody(StrictBody):
-    """The tools that the answer may call; the model is told of no others."""
+    """The tools that the answer may call. The prompt does not mention the others."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedToolsBody
@@ -121,7 +123,7 @@ ToolChoice = Annotated[
 
 
 class CalledFunctionBody(StrictBody):
-    """A function that was called, with its arguments as the model wrote them: JSON text, where it wrote that."""
+    """A function that was called, with its arguments as the model wrote them, normally JSON text."""
 
     name: ToolName
     arguments: str
@@ -185,11 +187,11 @@ def call_rules(tools: Sequence[ToolBody], choice: ToolChoice | None, *, is_paral
     """
     counts = Counter(tool.function.name for tool in tools)
     if twice := sorted(name for name, count in counts.items() if count > 1):
-        raise _refusal(f"two tools have the name {twice[0]!r}: a call could mean either", "tools")
+        raise _refusal(f"two tools have the name {twice[0]!r}: give each tool a name of its own", "tools")
     if choice == "none" or (not tools and choice in (None, "auto")):
         return None
     if not tools:
-        raise _refusal("there are no tools to call: send tools, or leave tool_choice out", "tool_choice")
+        raise _refusal("tool_choice needs tools to call: send tools, or leave tool_choice out", "tool_choice")
     known = tuple(
         Tool(name=tool.function.name, parameters=tool.function.parameters, is_strict=bool(tool.function.strict))
         for tool in tools
@@ -206,7 +208,7 @@ def _chosen(tools: Sequence[Tool], names: Collection[str]) -> tuple[Tool, ...]:
     all_names = [tool.name for tool in tools]
     if unknown := sorted(set(names) - set(all_names)):
         told = ", ".join(all_names[:5]) + (", ..." if len(all_names) > 5 else "")
-        raise _refusal(f"{unknown[0]!r} is none of the tools, which are {told}", "tool_choice")
+        raise _refusal(f"{unknown[0]!r} is not one of the tools: {told}", "tool_choice")
     return tuple(tool for tool in tools if tool.name in names)
 
 

@@ -55,7 +55,7 @@ class ConnectionRoom:
             self._is_told = True
             logger.warning(
                 "%d connections are open, which is the limit (security.max_connections, and %d %% of the open files "
-                "that the system allows): those that wait longest for a request are closed for new ones",
+                "that the system allows): each new one closes the one that has waited longest for a request",
                 self._max_connections,
                 int(FILES_SHARE * 100),
             )

@@ -79,7 +79,7 @@ class _BegunTransport:
         if self._is_first:
             self._is_first = False
             if not data.startswith(BEGINNING):
-                raise RuntimeError(f"an answer begins with {data[:20]!r}, and {BEGINNING!r} was sent")
+                raise RuntimeError(f"an answer begins with {data[:20]!r}, but {BEGINNING!r} was sent already")
             data = data[len(BEGINNING) :]
         self._transport.write(data)
 

@@ -127,7 +127,7 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
         except ClientDisconnect:
             raise RequestCancelledError from None
         except Exception as error:  # Serve's word for a proxy that died, and all its clients' connections with it
-            logger.info("connection is lost before the body is complete: %r", error)
+            logger.info("connection lost before the body was complete: %r", error)
             raise RequestCancelledError from None
         if chunk is None:
             return

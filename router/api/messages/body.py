@@ -29,7 +29,7 @@ class TextBlock(StrictBody):
 
 
 class ThinkingBlock(StrictBody):
-    """What the model thought. Signatures are not checked: none are made here."""
+    """Reasoning of the model. Signatures are not checked, because Baton makes none."""
 
     type: Literal["thinking"]
     thinking: str
@@ -37,7 +37,7 @@ class ThinkingBlock(StrictBody):
 
 
 class RedactedThinkingBlock(StrictBody):
-    """What another server's model thought, which only that server can read."""
+    """Encrypted reasoning of a model on another server, which only that server can read."""
 
     without_effect: ClassVar[frozenset[str]] = frozenset({"data"})
 
@@ -64,7 +64,7 @@ def _refuse_blocks_but(*known: str) -> BeforeValidator:
     def check(data: Any) -> Any:
         kind = data.get("type") if isinstance(data, dict) else None
         if isinstance(kind, str) and kind not in known:
-            raise UnsupportedValueError("", kind=kind[:40], hint=f"only {', '.join(known)} blocks are")
+            raise UnsupportedValueError("", kind=kind[:40], hint=f"use blocks of the types {', '.join(known)}")
         return data
 
     return BeforeValidator(check)
@@ -86,7 +86,7 @@ Texts: TypeAlias = Annotated[
 
 
 class ToolResultBlock(StrictBody):
-    """What a tool returned. That it is an error, its text must say."""
+    """What a tool returned. If that is an error, the text must say so."""
 
     without_effect: ClassVar[frozenset[str]] = _CACHE | {"is_error"}
 
@@ -117,7 +117,7 @@ ContentBlock: TypeAlias = Annotated[
 
 
 class MessageParam(StrictBody):
-    """One turn. A last turn of the assistant's is continued. Instructions between turns have the role ``system``."""
+    """One turn. The answer continues a last turn of the assistant. Instructions may have the role ``system``."""
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
@@ -132,7 +132,7 @@ class MessageParam(StrictBody):
         blocks = [] if isinstance(self.content, str) else self.content
         for block in blocks:
             if block.type in misplaced:
-                raise ValueError(f"a message of the role {self.role!r} has no {block.type} blocks")
+                raise ValueError(f"a message with the role {self.role!r} cannot have {block.type} blocks")
         if (num_calls := sum(block.type == "tool_use" for block in blocks)) > MAX_NUM_TOOLS:
             raise ValueError(f"a message has {num_calls} tool_use blocks, the limit is {MAX_NUM_TOOLS}")
         return self
@@ -142,7 +142,7 @@ class Tool(CallersTool):
     """A tool that the caller runs."""
 
     own_type = "custom"
-    hint = "only tools with an input_schema are"
+    hint = "use tools with an input_schema"
     without_effect: ClassVar[frozenset[str]] = _CACHE | {"eager_input_streaming", "input_examples"}
 
     type: Literal["custom"] | None = None
@@ -162,7 +162,7 @@ class ToolChoice(StrictBody):
     @model_validator(mode="after")
     def _names_a_tool(self) -> ToolChoice:
         if (self.type == "tool") != (self.name is not None):
-            raise ValueError("'name' belongs to the type 'tool', and that needs it")
+            raise ValueError("'name' is required with type 'tool', and not allowed with other types")
         return self
 
 
@@ -177,14 +177,14 @@ class Thinking(StrictBody):
 
 
 class OutputFormat(StrictBody):
-    """The answer's text is JSON of a schema."""
+    """The answer's text is JSON that follows a schema."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(StrictBody):
-    """How much the model does for its answer, and the form of that."""
+    """The effort of the model, and the format of its answer."""
 
     effort: str | None = None
     format: OutputFormat | None = None
@@ -213,7 +213,7 @@ class _Conversation(StrictBody):
     @model_validator(mode="after")
     def _has_one_form(self) -> _Conversation:
         if self.output_format is not None and self.output_config is not None and self.output_config.format is not None:
-            raise ValueError("output_format is an older name of output_config.format: give one of them")
+            raise ValueError("output_format is an older name of output_config.format: send only one of them")
         return self
 
     def ignored(self) -> Iterator[str]:
@@ -238,7 +238,7 @@ def _ignored_of(content: Any) -> Iterator[str]:
 
 
 class CountTokensBody(_Conversation):
-    """A conversation to be counted."""
+    """A conversation whose tokens are counted."""
 
     without_effect: ClassVar[frozenset[str]] = _OF_CONVERSATIONS
 
@@ -246,7 +246,7 @@ class CountTokensBody(_Conversation):
 
 
 class MessagesBody(_Conversation, SamplingBody):
-    """Parameters of a message. Sampling parameters that Anthropic does not have are those of chats."""
+    """Parameters of a message. Sampling parameters that Anthropic's API lacks are named as for chats."""
 
     without_effect: ClassVar[frozenset[str]] = _OF_CONVERSATIONS | {
         "diagnostics",

@@ -12,16 +12,16 @@ CLEAR_THINKING: Final = "clear_thinking_20251015"
 
 
 class AllTurns(StrictBody):
-    """The longer form of ``all``."""
+    """The long form of ``all``."""
 
     type: Literal["all"]
 
 
 class ContextEdit(StrictBody):
-    """The one edit that can leave all as it is: the thinking of no turn is removed.
+    """The only supported edit, with a ``keep`` that removes the thinking of no turn.
 
-    Without ``keep`` only the last turn's thinking would stay. Whether an edit is taken does not depend on the
-    conversation: a client learns it with its first request, and not once there is something to remove.
+    Without ``keep`` only the last turn's thinking would stay. Whether an edit is accepted does not depend on the
+    conversation, so that a client learns of a refusal with its first request.
     """
 
     type: Literal["clear_thinking_20251015"]
@@ -33,14 +33,16 @@ class ContextEdit(StrictBody):
         if not isinstance(data, dict) or not isinstance(kind := data.get("type"), str):
             return data
         if kind != CLEAR_THINKING:
-            raise UnsupportedValueError("", kind=kind[:40], hint="leave the edit out, and send what is to be read")
+            raise UnsupportedValueError(
+                "", kind=kind[:40], hint="leave the edit out, and send only what the model should read"
+            )
         if data.get("keep") not in ("all", {"type": "all"}):
-            hint = "it removes thinking of earlier turns: send it with 'keep': 'all', or leave the edit out"
+            hint = "it would remove reasoning of earlier turns: send 'keep': 'all', or leave the edit out"
             raise UnsupportedValueError("", kind=kind, hint=hint)
         return data
 
 
 class ContextManagement(StrictBody):
-    """The edits that a client orders."""
+    """Edits of the conversation that the client asks for."""
 
     edits: list[ContextEdit] | None = Field(None, fail_fast=True)

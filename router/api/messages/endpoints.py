@@ -42,7 +42,7 @@ def add_messages(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:
 
     @app.post(MESSAGES_PATH + "/count_tokens", openapi_extra=body_schema(CountTokensBody))
     async def count_tokens(request: Request, response: Response) -> dict[str, int]:
-        """How many tokens the prompt of a conversation has."""
+        """Count the tokens of a conversation's prompt."""
         async with read_body(request, CountTokensBody, settings=service.settings, room=service.body_room) as body:
             with told_as(NAMES):
                 service.check_model(body.model)

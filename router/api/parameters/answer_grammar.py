@@ -50,7 +50,7 @@ def grammar_wish(body: GenerateBody) -> Wish | None:
     wishes = [wish for ask in (_by_format, _by_outputs, _by_older_names) for wish in ask(body)]
     if len(wishes) > 1:
         names = ", ".join(name for name, _ in wishes)
-        raise _refusal(wishes[1][0], f"the shape of the answer is given several times: {names}; give one of them")
+        raise _refusal(wishes[1][0], f"several parameters give the answer's format: {names}; send only one of them")
     if not wishes:
         return None
     name, make = wishes[0]
@@ -127,12 +127,12 @@ def _object(name: str, value: object) -> Mapping[str, Any]:
     """An object, given as such or as JSON text."""
     if isinstance(value, str):
         if len(value) > MAX_GRAMMAR_BYTES:
-            limit = f"it is a text of {len(value)} characters, the limit is {MAX_GRAMMAR_BYTES}"
+            limit = f"it has {len(value)} characters, the limit is {MAX_GRAMMAR_BYTES}"
             raise _refusal(name, f"the parameter '{name}' is invalid: {limit}")
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise _refusal(name, f"the parameter '{name}' is invalid: it is a text, and no JSON: {error}") from error
+            raise _refusal(name, f"the parameter '{name}' is invalid: the text is not valid JSON: {error}") from error
     if not isinstance(value, Mapping):
         raise _refusal(name, f"the parameter '{name}' is invalid: it must be an object, got {type(value).__name__}")
     return value

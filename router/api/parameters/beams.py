@@ -30,20 +30,20 @@ def beam_params(body: GenerateBody, *, vocab_size: int) -> BeamParams | None:
         return None
     width = body.beam_width or body.best_of or num_results
     if body.best_of is not None and body.best_of != width:
-        raise _refusal(f"best_of is {body.best_of}, and beam_width is {width}: give one of them", "best_of")
+        raise _refusal(f"best_of is {body.best_of} and beam_width is {width}: send only one of them", "best_of")
     name = next((name for name in ("beam_width", "best_of") if getattr(body, name)), "n")
     if width < 2:
-        raise _refusal(f"a beam search follows at least 2 outputs, and {name} is {width}: {_width_remedy(name)}", name)
+        raise _refusal(f"a beam search needs at least 2 beams, but {name} is {width}: {_width_remedy(name)}", name)
     if 2 * width > vocab_size:
         raise _refusal(
-            f"{name} is {width}: each beam looks at 2 candidates, {2 * width} in all, and the model has no more than "
-            f"{vocab_size} tokens to choose from; set it to {vocab_size // 2} or less",
+            f"{name} is {width}: the beams need 2 candidate tokens each, {2 * width} in all, but the model has only "
+            f"{vocab_size} tokens; set it to {vocab_size // 2} or less",
             name,
         )
     if num_results > width:
-        raise _refusal(f"{name} is {width}, less than n, which is {num_results}", name)
+        raise _refusal(f"n is {num_results}, but {name} is {width}: lower n to that or less, or raise {name}", name)
     for param, reason in _obstacles(body, width):
-        raise _refusal(f"{param} does not go with a beam search: {reason}", param)
+        raise _refusal(f"{param} cannot be combined with a beam search: {reason}", param)
     return BeamParams(
         width=width,
         num_results=num_results,
@@ -54,7 +54,7 @@ def beam_params(body: GenerateBody, *, vocab_size: int) -> BeamParams | None:
 
 def _width_remedy(name: str) -> str:
     if name == "beam_width":
-        return "set it to 2 or more, or leave it out and generate without a search"
+        return "set it to 2 or more, or leave it out to generate without a beam search"
     return "set beam_width to 2 or more, or leave out use_beam_search"
 
 
@@ -66,27 +66,32 @@ def _check_no_search(body: GenerateBody) -> None:
     }
     for param, is_given in has_value.items():
         if is_given:
-            raise _refusal(f"{param} is for a beam search: set use_beam_search, or leave it out", param)
+            raise _refusal(
+                f"{param} only has an effect with a beam search: set use_beam_search, or leave it out", param
+            )
 
 
 def _obstacles(body: GenerateBody, width: int) -> Iterator[tuple[str, str]]:
     """Parameters of a body that a search cannot follow, each with the reason."""
     if body.stream:
-        yield "stream", "its outputs are known at its end, all at once"
+        yield "stream", "all its outputs are only known at its end; leave it out"
     if body.temperature:
-        yield "temperature", "nothing is drawn, so that it must be 0 or left out"
+        yield "temperature", "tokens are not sampled; set it to 0 or leave it out"
     if body.stop:
-        yield "stop", "outputs end by tokens alone, so use stop_token_ids"
+        yield "stop", "outputs cannot end by a text; use stop_token_ids"
     if isinstance(body, CompletionBody | ChatBody) and body.logprobs is not None and body.logprobs is not False:
-        yield "logprobs", "of each output the sum is told, as cumulative_logprob"
+        yield "logprobs", "only the sum for each output is available, as cumulative_logprob; leave it out"
     if body.prompt_logprobs is not None:
-        yield "prompt_logprobs", "of the prompt nothing is told"
+        yield "prompt_logprobs", "log-probabilities of the prompt are not available; leave it out"
     if body.allowed_token_ids is not None and len(set(body.allowed_token_ids)) < 2 * width:  # type: ignore[attr-defined]
-        yield "allowed_token_ids", f"{width} beams need at least {2 * width} tokens to choose from"
+        yield (
+            "allowed_token_ids",
+            f"{width} beams need at least {2 * width} allowed tokens; allow more, or use fewer beams",
+        )
     for param in _GRAMMAR_FIELDS:
         value = getattr(body, param, None)
         if value is not None and value != [] and not (param == "response_format" and value.type == "text"):
-            yield param, "outputs follow no grammar"
+            yield param, "outputs cannot follow a grammar; leave it out"
 
 
 def _refusal(reason: str, param: str) -> InvalidRequestError:

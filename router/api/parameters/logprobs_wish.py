@@ -38,7 +38,9 @@ def chat_wish(service: RouterService, body: ChatBody) -> LogprobsWish:
     """
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequestError(
-            "top_logprobs is only allowed when logprobs is true", code="invalid_parameter", param="top_logprobs"
+            "top_logprobs is only allowed when logprobs is true: set logprobs, or leave top_logprobs out",
+            code="invalid_parameter",
+            param="top_logprobs",
         )
     num_output = _checked(service, body.top_logprobs or 0, param="top_logprobs") if body.logprobs else None
     return LogprobsWish(num_output=num_output, num_prompt=_num_prompt(service, body))
@@ -59,7 +61,9 @@ def _num_prompt(service: RouterService, body: GenerateBody) -> int | None:
         return None
     if body.stream:
         raise InvalidRequestError(
-            "prompt_logprobs is not available when stream is true", code="invalid_parameter", param="prompt_logprobs"
+            "prompt_logprobs is not available in streams: leave it out, or set stream to false",
+            code="invalid_parameter",
+            param="prompt_logprobs",
         )
     return _checked(service, body.prompt_logprobs, param="prompt_logprobs")
 
@@ -70,7 +74,7 @@ def _checked(service: RouterService, asked_for: int, *, param: str) -> int:
     num = service.vocab_size() if asked_for == -1 else asked_for
     if num > limit:
         raise InvalidRequestError(
-            f"the parameter '{param}' asks for {num} tokens beside each, the limit is {limit}",
+            f"the parameter '{param}' asks for {num} top tokens per position, the limit is {limit}",
             code="invalid_parameter",
             param=param,
         )

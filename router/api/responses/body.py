@@ -18,7 +18,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class Reasoning(StrictBody):
-    """How much the model thinks. What it thinks is given in full: there are no summaries."""
+    """How much the model reasons. Its reasoning is returned in full, never summarized."""
 
     without_effect: ClassVar[frozenset[str]] = frozenset({"summary", "generate_summary"})
 
@@ -28,7 +28,7 @@ class Reasoning(StrictBody):
 
 
 class TextFormat(StrictBody):
-    """The form of the answer's text."""
+    """The format of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -38,7 +38,7 @@ class TextFormat(StrictBody):
 
 
 class TextOptions(StrictBody):
-    """The form of the answer's text, and how long it is."""
+    """The format and the verbosity of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
@@ -46,14 +46,16 @@ class TextOptions(StrictBody):
 
 def _refuse_form_of_chats(data: Any) -> None:
     if isinstance(data, dict) and "function" in data and "name" not in data:
-        raise ValueError("in responses the name, and all else, stands beside the type, not in 'function'")
+        raise ValueError(
+            "in responses the tool's name and its other fields belong beside 'type', not into an object 'function'"
+        )
 
 
 class FunctionTool(CallersTool):
     """A function that the model may call."""
 
     own_type = "function"
-    hint = "only tools of type 'function' are"
+    hint = "use tools of type 'function'"
     without_effect: ClassVar[frozenset[str]] = frozenset({"output_schema"})
 
     type: Literal["function"]
@@ -83,7 +85,7 @@ class ToolName(StrictBody):
 
 
 class AllowedTools(StrictBody):
-    """Some of the tools, any or at least one of which is called."""
+    """Some of the tools. The answer may (``auto``) or must (``required``) call any of them."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -104,7 +106,7 @@ Input = Annotated[
 
 
 class ResponsesBody(SamplingBody):
-    """Parameters of a response. Sampling parameters that OpenAI does not have here are those of chats."""
+    """Parameters of a response. Sampling parameters that OpenAI's API lacks here are named as for chats."""
 
     neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "background": (None, False),

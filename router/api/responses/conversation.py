@@ -65,7 +65,7 @@ async def _earlier_items(service: RouterService, body: ResponsesBody, *, owner: 
         ) from error
     if (found.status or json.loads(found.body)["status"]) == "in_progress":
         raise InvalidRequestError(
-            f"the response {previous!r} is still being generated: wait for its end",
+            f"the response {previous!r} is still being generated: wait until it ends",
             code="previous_response_in_progress",
             param="previous_response_id",
         )

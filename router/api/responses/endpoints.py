@@ -45,17 +45,17 @@ def add_responses(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:
 
     @app.post(PATH, openapi_extra=body_schema(model))
     async def create_response(request: Request) -> Response:
-        """Answer, and keep the answer so that another request can follow on it."""
+        """Generate a response, and store it so that later requests can continue from it."""
         async with read_body(request, model, settings=service.settings, room=service.body_room) as body:
             with told_as(NAMES):
                 return await _create(service, request, body)
 
     @app.get(PATH + "/{response_id}")
     async def get_response(request: Request, response_id: str, stream: bool = False) -> Response:
-        """A response that is kept, or that is being generated."""
+        """Get a stored response, or one that is still being generated."""
         if stream:
             raise InvalidRequestError(
-                "a stored response cannot be streamed: stream it when you create it",
+                "a stored response cannot be streamed: set stream when you create it",
                 code="unsupported_parameter",
                 param="stream",
             )
@@ -64,13 +64,13 @@ def add_responses(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:
 
     @app.delete(PATH + "/{response_id}")
     async def delete_response(request: Request, response_id: str) -> dict[str, object]:
-        """Forget a response; one that is being generated ends."""
+        """Delete a response. If it is still being generated, it is cancelled."""
         await service.responses.take_order("delete", response_id, owner=owner_of(request.scope))
         return {"id": response_id, "object": "response", "deleted": True}
 
     @app.post(PATH + "/{response_id}/cancel")
     async def cancel_response(request: Request, response_id: str) -> Response:
-        """End a response that is being generated."""
+        """Cancel a response that is being generated."""
         found = await service.responses.take_order("cancel", response_id, owner=owner_of(request.scope))
         status = found.status or json.loads(found.body)["status"]
         if status != "cancelled":
@@ -95,7 +95,7 @@ def _add_items(app: FastAPI, service: RouterService) -> None:
         limit: int = Query(20, ge=1, le=MAX_NUM_LISTED),
         order: Literal["asc", "desc"] = "desc",
     ) -> dict[str, Any]:
-        """The items of the conversation before a response, those of earlier responses included."""
+        """List the items of the conversation before a response, including those of earlier responses."""
         found = await service.responses.read(response_id, owner=owner_of(request.scope))
         return await page_of(found.items[:-1], after=after, limit=limit, order=order)
 
@@ -105,7 +105,7 @@ def _add_count(app: FastAPI, service: RouterService) -> None:
 
     @app.post(PATH + "/input_tokens", openapi_extra=body_schema(model))
     async def count_input_tokens(request: Request, response: Response) -> dict[str, object]:
-        """How many tokens the prompt of a response would have."""
+        """Count the tokens that the prompt of a response would have."""
         async with read_body(request, model, settings=service.settings, room=service.body_room) as body:
             with told_as(NAMES):
                 service.check_model(body.model)

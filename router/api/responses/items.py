@@ -30,7 +30,7 @@ class TextPart(StrictBody):
     def _refuse_other_parts(cls, data: Any) -> Any:
         kind = data.get("type") if isinstance(data, dict) else None
         if isinstance(kind, str) and kind not in _TEXT_PARTS:
-            raise UnsupportedValueError("", kind=kind[:40], hint="only text parts are")
+            raise UnsupportedValueError("", kind=kind[:40], hint="send text parts only")
         return data
 
 
@@ -58,7 +58,7 @@ class Item(StrictBody):
 
 
 class MessageItem(Item):
-    """A turn of the user, of the model, or instructions."""
+    """A message of the user, of the model, or with instructions."""
 
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
@@ -91,14 +91,14 @@ class SummaryPart(StrictBody):
 
 
 class ReasoningPart(StrictBody):
-    """A part of what the model thought."""
+    """A part of the model's reasoning."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
 class ReasoningItem(Item):
-    """What the model thought before it went on."""
+    """Reasoning of the model."""
 
     type: Literal["reasoning"]
     summary: list[SummaryPart] | None = None
@@ -109,7 +109,7 @@ def _known(data: Any) -> Any:
     """An item of a kind that can be served; others are refused by their names."""
     kind = data.get("type") if isinstance(data, dict) else None
     if isinstance(kind, str) and kind not in _ITEMS:
-        hint = "send the item itself" if kind == "item_reference" else "only messages, function calls and reasoning are"
+        hint = "send the item itself" if kind == "item_reference" else "use messages, function calls and reasoning"
         raise UnsupportedValueError("", kind=kind[:40], hint=hint)
     return data
 

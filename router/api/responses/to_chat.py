@@ -82,7 +82,7 @@ def _tools(body: ResponsesBody) -> dict[str, Any]:
         allowed = {tool.name for tool in choice.tools}
         if unknown := sorted(allowed - {tool.name for tool in tools}):
             raise InvalidRequestError(
-                f"tool_choice allows {unknown[0]!r}, which is none of the tools",
+                f"tool_choice allows {unknown[0]!r}, which is not one of the tools",
                 code="invalid_parameter",
                 param="tool_choice",
             )

@@ -12,7 +12,7 @@ const FAULTS = {
   notification_late: "a message is late",
   notification_twice: "a message comes twice",
   lease_expired: "a lease runs out",
-  peer_replaced: "a peer began anew",
+  peer_replaced: "a peer was restarted",
 };
 
 // `give(order)` asks whether an order is meant, and gives it.
@@ -27,9 +27,9 @@ export function startFaults(give) {
   byId("faults-end").addEventListener("click", () => {
     give({
       title: "End all faults?",
-      text: "No worker suffers faults on purpose any more, those of the configuration included.",
+      text: "Workers get no more injected faults, not even those of the configuration.",
       body: {},
-      done: "no more faults on purpose",
+      done: "no more injected faults",
     });
   });
 }
@@ -42,10 +42,10 @@ function begin(give) {
   const body = { faults: { [fault]: share } };
   if (role) body.role = role;
   give({
-    title: "Break things on purpose?",
-    text: `Of ${whose}: ${FAULTS[fault]}, on ${+(100 * share).toFixed(2)} % of the occasions, and no other fault.`,
+    title: "Inject faults?",
+    text: `On ${whose}: ${FAULTS[fault]}, with a probability of ${+(100 * share).toFixed(2)} %, and no other fault.`,
     body,
-    done: `${whose} suffer: ${FAULTS[fault]}`,
+    done: `injected on ${whose}: ${FAULTS[fault]}`,
   });
 }
 

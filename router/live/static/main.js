@@ -64,13 +64,13 @@ function order(action, replica, worker) {
   const asked = {
     drain: {
       title: "Drain this worker?",
-      text: `${replica} finishes its requests or moves them to others, and ends; the cluster starts another one.`,
+      text: `${replica} finishes its requests or moves them to others, then stops; the cluster starts a replacement.`,
       body: { replica },
       done: `${replica} drains`,
     },
     lean: {
       title: `Have this worker lean to ${other}?`,
-      text: `${replica} prefers the work of ${other} from now on; what runs there goes on.`,
+      text: `${replica} prefers the work of ${other} from now on; its running requests continue.`,
       body: { replica, role: other },
       done: `${replica} leans to ${other}`,
     },

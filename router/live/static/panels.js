@@ -82,7 +82,7 @@ export function showHandOvers({ hand_overs: moved, tiers, totals }) {
 export function showChoices({ choices, roles }) {
   const all = Object.values(choices).reduce((sum, value) => sum + value, 0);
   if (!all) {
-    const text = roles === "elastic" ? "No request was placed yet." : "Roles are fixed: each request goes to both pools, by their policies.";
+    const text = roles === "elastic" ? "No request was placed yet." : "Roles are fixed: each request goes to both pools, as their policies choose.";
     byId("choices").replaceChildren(make("p", { name: "empty", text }));
     return;
   }

@@ -64,7 +64,7 @@ function choiceText(choice) {
 
 function planText({ prefill, decode, head_tokens: head, predicted_ttft_ms: ttft }) {
   const where = [...new Set([prefill, decode].filter(Boolean))].join(" → ");
-  const split = head ? `, of whose prompt the first computes ${head} tokens` : "";
+  const split = head ? `, the first computes ${head} tokens of the prompt` : "";
   return `${where}${split}${ttft === null || ttft === undefined ? "" : ` (first token in ${milliseconds(ttft)})`}`;
 }
 

@@ -4,11 +4,11 @@ import { byId, count, make, setText, svg } from "./dom.js";
 
 const OWNERS = ["running", "leased", "loading", "early", "cached", "free"];
 const MEANING = {
-  running: "held by requests that run",
+  running: "held by running requests",
   leased: "kept for a reader on another worker",
   loading: "being filled from another worker or a tier",
-  early: "held for requests that are to come",
-  cached: "content that can be found again; free otherwise",
+  early: "held for requests that will arrive",
+  cached: "free, but with content that can be reused",
   free: "without content",
 };
 const STATES = { left_out: "left out", running: "running", draining: "draining", starting: "starting", silent: "silent" };

@@ -56,7 +56,7 @@ class GemmaGrammar:
         except ToolSchemaError as error:
             raise ToolSchemaError(error.reason, place=error.place, tool=tool.name) from None
         except RecursionError:
-            raise ToolSchemaError("there are too many schemas within each other", tool=tool.name) from None
+            raise ToolSchemaError("the schemas are nested too deeply", tool=tool.name) from None
 
     def _rule(self, body: str) -> str:
         name = f"r{len(self.rules)}"
@@ -67,7 +67,7 @@ class GemmaGrammar:
         if schema is True:
             return self._anything()
         if not isinstance(schema, Mapping):
-            raise ToolSchemaError(f"{schema!r} is no schema that a value fits", place=place)
+            raise ToolSchemaError(f"no value can match the schema {schema!r}", place=place)
         schema = checked_schema(schema, place)
         if not schema:
             return self._anything()

@@ -22,7 +22,9 @@ async def test_drain_reaches_the_worker_that_is_meant(model_dir: Path) -> None:
         assert rig.prefill.drained == []
 
 
-@pytest.mark.parametrize(("name", "problem"), [("decode", "2 workers"), ("nobody", "no worker"), ("", "no worker")])
+@pytest.mark.parametrize(
+    ("name", "problem"), [("decode", "2 workers"), ("nobody", "there is no worker"), ("", "there is no worker")]
+)
 async def test_drain_of_no_or_several_workers_is_refused_with_their_names(
     model_dir: Path, name: str, problem: str
 ) -> None:
@@ -56,7 +58,7 @@ async def test_faults_reach_all_workers_or_one_role(model_dir: Path) -> None:
         assert set(rig.decode.faults.values()) == set(rig.prefill.faults.values()) == {wanted}
 
         told = [json.loads(entry)["text"] for entry in rig.service.live.timeline.since(0)]
-        assert told[-1].startswith("all workers suffer faults on purpose: seed 3, read_fails 0.2")
+        assert told[-1].startswith("all workers get injected faults: seed 3, read_fails 0.2")
         await rig.client.post("/admin/faults", json={"role": "decode"})
         assert set(rig.decode.faults.values()) == {FaultOptions()}
         assert set(rig.prefill.faults.values()) == {wanted}
@@ -96,4 +98,4 @@ async def test_readiness_waits_until_workers_have_met(model_dir: Path) -> None:
         answer = await rig.client.get("/ready")
 
         assert answer.status_code == 503
-        assert answer.json()["waits_for"] == "a decode worker that has met a prefill worker"
+        assert answer.json()["waits_for"] == "a decode worker that is connected to a prefill worker"

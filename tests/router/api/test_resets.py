@@ -49,7 +49,7 @@ async def test_worker_that_is_busy_is_named_and_the_others_have_dropped(model_di
 
         error, rows = answer.json()["error"], answer.json()["workers"]
         assert (answer.status_code, error["code"], error["param"]) == (409, "prefix_cache_in_use", "preempt_running")
-        assert "1 of 2 workers dropped nothing: decode worker decode-0: " in error["message"]
+        assert "1 of 2 workers did not drop their prefix cache: decode worker decode-0: " in error["message"]
         assert (rows[0]["dropped_blocks"], "dropped_blocks" in rows[1], rows[1]["error"] != "") == (1, False, True)
         rig.decode[0].step_gate.set()
         assert (await request).status_code == 200

@@ -34,7 +34,7 @@ class CostlyReaders(GrammarReaders):
 
     def problem_of(self, text: str) -> str:
         self.texts.append(text)
-        return f"{TOO_LONG} 5 s of a processor"
+        return f"{TOO_LONG} 5 s of CPU time"
 
 
 @pytest.fixture

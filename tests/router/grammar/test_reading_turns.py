@@ -16,7 +16,7 @@ from router.grammar.readers import TOO_LONG, GrammarReaders
 from tests.support.router.router_rig import until
 
 KNOWN, OTHER = lark_grammar('start: "known"'), lark_grammar('start: "other"')
-COSTLY = f"{TOO_LONG} 5 s of a processor"
+COSTLY = f"{TOO_LONG} 5 s of CPU time"
 
 
 class HeldReaders(GrammarReaders):

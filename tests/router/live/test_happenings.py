@@ -69,11 +69,11 @@ async def test_pool_that_should_have_more_workers_is_told(state: State) -> None:
 async def test_number_that_a_router_decided_is_told_once(state: State) -> None:
     after = copy.deepcopy(state)
     state["wanted"], after["wanted"] = {"decode": 2}, {"decode": 3}
-    after["sizes"]["17.000/decode"] = {"role": "decode", "wanted": 3, "before": 2, "reason": "4 requests/s are to come"}
+    after["sizes"]["17.000/decode"] = {"role": "decode", "wanted": 3, "before": 2, "reason": "4 requests/s expected"}
 
     (found,) = happenings(state, after)
 
-    assert found.text == "decode: 3 workers instead of 2, 4 requests/s are to come"
+    assert found.text == "decode: 3 workers instead of 2, 4 requests/s expected"
 
 
 def test_every_kind_is_documented() -> None:
@@ -85,12 +85,12 @@ def test_every_kind_is_documented() -> None:
 
 async def test_size_that_changed_is_told_with_its_reason(state: State) -> None:
     after = copy.deepcopy(state)
-    after["sizes"]["17.000/decode"] = {"role": "decode", "wanted": 3, "before": 2, "reason": "4 requests/s are to come"}
+    after["sizes"]["17.000/decode"] = {"role": "decode", "wanted": 3, "before": 2, "reason": "4 requests/s expected"}
 
     (found,) = happenings(state, after)
 
     assert (found.kind, found.replica) == ("scale", None)
-    assert found.text == "decode: 3 workers instead of 2, 4 requests/s are to come"
+    assert found.text == "decode: 3 workers instead of 2, 4 requests/s expected"
     assert not list(happenings(after, state))
 
 

@@ -22,7 +22,7 @@ async def test_page_shows_the_workers_and_complains_of_nothing(model_dir: Path) 
         await expect(page.locator("#connection-text")).to_have_text("live")
         rig.prefill.add("prefill-9")
         await expect(page.locator('.card.running[data-replica="prefill-9"]')).to_be_visible()
-        await expect(page.locator("#timeline")).to_contain_text("prefill worker came prefill-9")
+        await expect(page.locator("#timeline")).to_contain_text("prefill worker started prefill-9")
 
         assert opened.complaints == []
 
@@ -94,14 +94,12 @@ async def test_faults_begin_and_end_when_they_are_meant(model_dir: Path) -> None
 
         await page.click("#faults-begin")
         await page.get_by_role("button", name="Yes").click()
-        await expect(page.locator("#timeline")).to_contain_text(
-            "decode workers suffer faults on purpose: bit_flips 0.5"
-        )
+        await expect(page.locator("#timeline")).to_contain_text("decode workers get injected faults: bit_flips 0.5")
         assert (rig.decode.faults, rig.prefill.faults) == ({"decode-0": FaultOptions(bit_flips=0.5)}, {})
 
         await page.click("#faults-end")
         await page.get_by_role("button", name="Yes").click()
-        await expect(page.locator("#toast")).to_contain_text("no more faults on purpose")
+        await expect(page.locator("#toast")).to_contain_text("no more injected faults")
         assert set(rig.decode.faults.values()) | set(rig.prefill.faults.values()) == {FaultOptions()}
         assert opened.complaints == []
 

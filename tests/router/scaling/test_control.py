@@ -132,14 +132,14 @@ async def test_pool_grows_at_once_and_shrinks_behind_the_hold() -> None:
     await world.pass_time(control, seconds=1)
     ((role, grown),) = numbers(world)
     assert (role, grown) == ("prefill", 2) or grown > 2
-    assert "requests/s are to come" in world.notes[0].reason
+    assert "requests/s are expected" in world.notes[0].reason
 
     world.rate = 0.5
     await world.pass_time(control, seconds=59)
     assert len(world.notes) == 1
     await world.pass_time(control, seconds=10)
     assert numbers(world)[1:] == [("prefill", 1)]
-    assert "enough for more than came" in world.notes[1].reason
+    assert "would have been enough, even for" in world.notes[1].reason
     assert world.pools["prefill"].number == 1
 
 
@@ -217,7 +217,7 @@ async def test_pool_to_which_nothing_ever_came_shrinks_to_its_least() -> None:
     await world.pass_time(world.control("a"), seconds=70)
 
     assert numbers(world) == [("prefill", 1)]
-    assert "nothing came" in world.notes[0].reason
+    assert "no requests came" in world.notes[0].reason
 
 
 async def test_order_that_was_not_heard_is_given_again() -> None:
@@ -263,4 +263,4 @@ async def test_starts_that_were_seen_replace_what_was_configured() -> None:
     world.rate = 12.0
     await world.pass_time(control, seconds=1)
 
-    assert "to come in 11 s" in world.notes[-1].reason
+    assert "expected in 11 s" in world.notes[-1].reason

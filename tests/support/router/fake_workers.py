@@ -167,7 +167,7 @@ class _FakePool:
         """Take note, or refuse."""
         self.replicas[replica_id].check_alive()
         if not self.allows_faults:
-            raise WorkerRefusedError("this cluster allows no faults", code="faults_not_allowed")
+            raise WorkerRefusedError("this cluster does not allow faults", code="faults_not_allowed")
         self.faults[replica_id] = options
 
     def has_link(self, replica_id: str) -> bool:

@@ -22,7 +22,7 @@ async def rig(model_dir: Path) -> AsyncIterator[RouterRig]:
     [
         (
             {"logit_bias": {"x": 1}},
-            "the parameter 'logit_bias' is invalid: its keys must be token ids such as '50', got 'x'",
+            "the parameter 'logit_bias' is invalid: keys must be token ids such as '50', got 'x'",
         ),
         (
             {"temperature": -1},
@@ -42,13 +42,13 @@ async def rig(model_dir: Path) -> AsyncIterator[RouterRig]:
         ),
         (
             {"beam_width": 1},
-            "a beam search follows at least 2 outputs, and beam_width is 1: set it to 2 or more, or leave it out and "
-            "generate without a search",
+            "a beam search needs at least 2 beams, but beam_width is 1: set it to 2 or more, or leave it out to "
+            "generate without a beam search",
         ),
         (
             {"beam_width": 1000},
-            "beam_width is 1000: each beam looks at 2 candidates, 2000 in all, and the model has no more than 400 "
-            "tokens to choose from; set it to 200 or less",
+            "beam_width is 1000: the beams need 2 candidate tokens each, 2000 in all, but the model has only 400 "
+            "tokens; set it to 200 or less",
         ),
     ],
 )
@@ -70,7 +70,7 @@ async def test_place_in_a_chat_is_one_that_was_sent(rig: RouterRig) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "words"),
-    [("GET", "/nothing-here", "there is no such path"), ("DELETE", "/v1/models", "this path does not take DELETE")],
+    [("GET", "/nothing-here", "there is no such path"), ("DELETE", "/v1/models", "this path does not support DELETE")],
 )
 async def test_what_meets_no_endpoint_is_told_by_method_and_path(
     rig: RouterRig, method: str, path: str, words: str

@@ -137,12 +137,12 @@ TEXT_PART = {"type": "text", "text": "look"}
         (
             {"role": "user", "content": [TEXT_PART, {"type": "image_url", "image_url": {"url": "x"}}]},
             "messages.1.content.1",
-            "(image_url) is not supported: only text parts",
+            "(image_url) is not supported: send text parts only",
         ),
         (
             {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}}]},
             "messages.1.content.0",
-            "(input_audio) is not supported: only text parts",
+            "(input_audio) is not supported: send text parts only",
         ),
     ],
 )
@@ -284,7 +284,7 @@ async def test_bias_for_what_is_no_token_id_names_the_keys(rig: RouterRig, bias:
     error = (await rig.complete("hi", logit_bias=bias)).json()["error"]
 
     assert (error["code"], error["param"]) == ("invalid_parameter", "logit_bias")
-    assert error["message"].endswith(f"its keys must be token ids such as '50', {words}")
+    assert error["message"].endswith(f"keys must be token ids such as '50', {words}")
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "GZIP, identity"])

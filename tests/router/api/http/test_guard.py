@@ -51,7 +51,7 @@ async def test_refusal_has_the_shape_that_clients_read(rig: RouterRig) -> None:
     assert response.headers["www-authenticate"] == "Bearer"
     assert response.json()["error"]["code"] == "invalid_api_key"
     client = openai.AsyncOpenAI(api_key="wrong", base_url="http://router/v1", http_client=rig.client)
-    with pytest.raises(openai.AuthenticationError, match="not valid here"):
+    with pytest.raises(openai.AuthenticationError, match="the API key is unknown"):
         await client.models.list()
 
 

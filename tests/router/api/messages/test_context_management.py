@@ -52,10 +52,10 @@ async def test_edits_that_remove_nothing_are_taken_and_told(rig: RouterRig, path
     [
         (
             {"edits": [{"type": THINKING, "keep": "all"}, {"type": THINKING}]},
-            f"'context_management.edits.1' ({THINKING}) is not supported: it removes thinking of earlier turns",
+            f"'context_management.edits.1' ({THINKING}) is not supported: it would remove reasoning of earlier turns",
         ),
-        ({"edits": [{"type": THINKING}]}, "send it with 'keep': 'all'"),
-        ({"edits": [{"type": THINKING, "keep": None}]}, "send it with 'keep': 'all'"),
+        ({"edits": [{"type": THINKING}]}, "send 'keep': 'all'"),
+        ({"edits": [{"type": THINKING, "keep": None}]}, "send 'keep': 'all'"),
         ({"edits": [{"type": THINKING, "keep": {"type": "thinking_turns", "value": 2}}]}, "edits.0"),
         ({"edits": [{"type": "clear_tool_uses_20250919"}]}, "'context_management.edits.0' (clear_tool_uses_20250919)"),
         ({"edits": [{"type": "compact_20260112", "trigger": {}}]}, "leave the edit out"),

@@ -200,7 +200,7 @@ async def test_error_in_a_stream_is_an_event(live: Live) -> None:
         extra_headers={"X-Request-Timeout": "30"},
     )
     LoopTime().advance(30.0)
-    with pytest.raises(anthropic.APIStatusError, match="was not done within"):
+    with pytest.raises(anthropic.APIStatusError, match="did not finish within"):
         [event async for event in stream]
 
 

@@ -164,22 +164,22 @@ FORM: Any = {"type": "json_schema", "schema": {"enum": ["grey"]}}
             "'tools.0.parameters.properties.a' is invalid: Invalid type: str",
         ),
         ("/v1/responses", {"tools": [{"type": "function", "name": "a b"}]}, "'tools.0.name'"),
-        ("/v1/responses", {"tools": [{"type": "function", "function": {"name": "w"}}]}, "beside the type"),
+        ("/v1/responses", {"tools": [{"type": "function", "function": {"name": "w"}}]}, "beside 'type'"),
         (
             "/v1/responses",
             {
                 "tools": [{"type": "function", "name": "w"}],
                 "tool_choice": {"type": "function", "function": {"name": "w"}},
             },
-            "beside the type",
+            "beside 'type'",
         ),
         (
             "/v1/messages",
             {"tools": [{"name": "w", "input_schema": BAD_SCHEMA}]},
             "'tools.0.input_schema.properties.a' is invalid: Invalid type: str",
         ),
-        ("/v1/messages", {"tool_choice": {"type": "any"}}, "there are no tools to call"),
-        ("/v1/messages", {"output_format": FORM, "output_config": {"format": FORM}}, "give one of them"),
+        ("/v1/messages", {"tool_choice": {"type": "any"}}, "tool_choice needs tools to call"),
+        ("/v1/messages", {"output_format": FORM, "output_config": {"format": FORM}}, "send only one of them"),
     ],
 )
 async def test_refusals_tell_where_a_tool_is_wrong(
