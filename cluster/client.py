@@ -24,7 +24,7 @@ class ClusterGoneError(httpx.HTTPError):
     """A cluster that answered before no longer answers."""
 
     def __init__(self) -> None:
-        super().__init__("the cluster ended, or its router did")
+        super().__init__("the cluster or its router stopped")
 
 
 def answer_of(response: httpx.Response, *keys: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def answer_of(response: httpx.Response, *keys: str) -> dict[str, Any]:
     try:
         answer = response.json()
     except ValueError as error:
-        raise NotBatonError(f"{response.request.url} answered with something else than JSON") from error
+        raise NotBatonError(f"{response.request.url} did not answer with JSON") from error
     if not isinstance(answer, dict) or not all(key in answer for key in keys):
         raise NotBatonError(f"the answer of {response.request.url} lacks {', '.join(keys)}")
     return answer
@@ -46,19 +46,19 @@ def answer_of(response: httpx.Response, *keys: str) -> dict[str, Any]:
 def explain(error: httpx.HTTPError, url: str) -> str:
     """One line that tells the user why the cluster at ``url`` did not answer as expected."""
     if isinstance(error, httpx.ConnectError) and "SSL" in str(error):
-        return f"{url} cannot be asked over TLS ({error}): try http://, as without a proxy in front of the cluster"
+        return f"{url} does not speak TLS ({error}): use http://, unless a TLS proxy is in front of the cluster"
     if isinstance(error, httpx.ConnectError):
         if isinstance(_cause_of(error), socket.gaierror):
-            return f"nothing answers at {url}: the name does not resolve; --url names another place"
-        return f"nothing answers at {url}{_port_hint(url)}: is `baton serve` running there? --url names another place"
+            return f"nothing answers at {url}: the host name is unknown; set another URL with --url"
+        return f"nothing answers at {url}{_port_hint(url)}: is `baton serve` running there? Set another URL with --url"
     if isinstance(error, ClusterGoneError):
-        return f"the cluster at {url} ended, or its router did"
+        return f"the cluster at {url} or its router stopped"
     if isinstance(error, NotBatonError):
-        return f"what answers at {url} is no Baton cluster: {error}"
+        return f"the server at {url} is not a Baton cluster: {error}"
     if isinstance(error, httpx.HTTPStatusError):
         return f"{url} answered {error.response.status_code}: {message_of(error.response)}{_remedy_of(error.response)}"
     if isinstance(error, httpx.TimeoutException):
-        return f"{url} did not answer in time ({type(error).__name__}): is its machine busy, or is that another server?"
+        return f"{url} did not answer in time ({type(error).__name__}): is its machine busy, or is it another server?"
     return f"{url}: {type(error).__name__}: {error}"
 
 
@@ -79,15 +79,15 @@ def _port_hint(url: str) -> str:
 def _remedy_of(response: httpx.Response) -> str:
     if response.status_code == httpx.codes.UNAUTHORIZED:
         is_for_admins = "admin key" in message_of(response)
-        hint = f"; --api-key sends one, or {'BATON_ADMIN_KEY' if is_for_admins else 'BATON_API_KEY'} in the environment"
+        hint = f"; set it with --api-key or in the variable {'BATON_ADMIN_KEY' if is_for_admins else 'BATON_API_KEY'}"
         if OWN_ADMIN_KEY_FOLDER in message_of(response):
             return hint
         return (
-            f"{hint} (the admin key of a cluster that has none configured lies in {OWN_ADMIN_KEY_FOLDER} of who "
+            f"{hint} (the admin key of a cluster without configured ones is in {OWN_ADMIN_KEY_FOLDER} of the user who "
             "started it, on its machine)"
         )
     if response.status_code == httpx.codes.NOT_FOUND and _openai_message(response) is None:
-        return "; is that a Baton cluster? --url is where its API begins, such as http://127.0.0.1:8000/v1"
+        return "; is that a Baton cluster? --url must be the base URL of its API, such as http://127.0.0.1:8000/v1"
     return ""
 
 
@@ -98,7 +98,7 @@ def bearer(api_key: str) -> dict[str, str]:
         PreflightError: The key has characters that a header cannot carry.
     """
     if not api_key.isascii() or not api_key.isprintable():
-        raise PreflightError("the API key has characters that no key has")
+        raise PreflightError("the API key has characters that are not allowed in keys: use visible ASCII characters")
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
@@ -143,7 +143,7 @@ def cluster_url(text: str) -> str:
     if parsed.scheme not in ("http", "https") or not parsed.host or not 1 <= (parsed.port or 80) <= MAX_PORT:
         raise PreflightError(f"{text!r} is not an HTTP URL, such as http://127.0.0.1:8000")
     if parsed.query or parsed.fragment:
-        raise PreflightError(f"{text!r} is not the URL of a cluster: nothing may stand behind its path")
+        raise PreflightError(f"{text!r} is not the URL of a cluster: leave out its query and fragment")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 

@@ -91,7 +91,9 @@ def _config_of(args: Mapping[str, Any]) -> BatonConfig:
     """The configuration. It counts as open to the network: Serve listens, and its address is not known here."""
     for key in SERVE_HAS:
         if key in args:
-            raise ConfigFileError(f"args: {key} is {args[key]!r}, but Serve listens: set it in the file's http_options")
+            raise ConfigFileError(
+                f"args: {key} is {args[key]!r}, but it is Serve that listens: set it in the file's http_options"
+            )
     return config_of({**args, "address": "auto", "host": ANY_HOST}, where="args")
 
 

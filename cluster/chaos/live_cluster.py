@@ -62,8 +62,8 @@ class LiveCluster:
                 return rows
             if time.monotonic() > deadline_s:
                 raise ScenarioError(
-                    f"no {choice.role} ran {choice.min_running} requests within {BUSY_TIMEOUT_S:g} s, but "
-                    f"{num_running}: let the load have more streams, or longer answers"
+                    f"no {choice.role} ran {choice.min_running} requests within {BUSY_TIMEOUT_S:g} s, only "
+                    f"{num_running}: give the load more streams or longer answers"
                 )
             await asyncio.sleep(BUSY_POLL_S)
 
@@ -130,11 +130,14 @@ class LiveCluster:
         # In a thread, because it is slow and the load must go on.
         listening = await asyncio.to_thread(listening_beside, rows, port)
         if not listening:
-            raise ScenarioError(f"no process of the cluster listens on port {port} of this machine: run this there")
+            raise ScenarioError(
+                f"no process of the cluster listens on port {port} of this machine: run this on the machine where one "
+                "does"
+            )
         routers = {row["pid"] for row in members(status, "router")}
         if any(process.pid in routers for process in listening):
             raise ScenarioError(
-                "kill_proxy: there is none, the routers listen themselves (`http_proxy: none`): use kill"
+                "kill_proxy: this cluster has no proxy, its routers listen themselves (`http_proxy: none`): use kill"
             )
         return listening
 
@@ -160,7 +163,7 @@ class LiveCluster:
             await asyncio.sleep(NOTICED_POLL_S)
         if code_of(response) == "faults_not_allowed":
             raise ScenarioError(
-                "the cluster allows no faults, which steps of this scenario need: start it with "
+                "steps of this scenario inject faults, which the cluster does not allow: start it with "
                 "kv_transfer: {allow_faults: true} in its configuration"
             )
         response.raise_for_status()

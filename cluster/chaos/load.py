@@ -110,7 +110,7 @@ class LoadRun:
         answers = await asyncio.gather(*(one(ask) for ask in self._asks))
         for answer in answers:
             if answer.error:
-                raise httpx.HTTPError(f"the undisturbed run failed: {answer.error}")
+                raise httpx.HTTPError(f"the run without faults failed: {answer.error}")
         return {answer.ask: answer.tokens for answer in answers}
 
     def start(self) -> None:

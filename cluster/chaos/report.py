@@ -82,7 +82,7 @@ class FaultRecord:
 
     def line(self) -> str:
         """The record as one readable line."""
-        whole = "not seen whole again" if self.whole_s is None else f"whole again after {self.whole_s:.1f} s"
+        whole = "not seen to recover" if self.whole_s is None else f"recovered after {self.whole_s:.1f} s"
         told = f"{self.what}: longest pause of a stream {self.longest_pause_s:.2f} s, {whole}"
         if not self.expects:
             return told

@@ -69,7 +69,7 @@ class ChaosRunner:
             load = LoadRun(client, make_asks(section), num_streams=section.streams, pause_s=section.pause_s)
             if self._needs_faults:
                 await cluster.set_faults({})  # so that a refusal comes now, and not after the undisturbed run
-            self._tell(f"{self._scenario.name}: the undisturbed run")
+            self._tell(f"{self._scenario.name}: the run without faults")
             undisturbed = await load.once()
             await self._ask(cluster)
             started_s = time.monotonic()
@@ -248,7 +248,7 @@ class ChaosRunner:
         deadline_s = time.monotonic() + timeout_s
         while not is_whole(await self._ask(cluster), self._wanted, ended=self._ended):
             if time.monotonic() > deadline_s:
-                self._report.problems.append(f"the cluster was not whole again within {timeout_s:g} s")
+                self._report.problems.append(f"the cluster did not recover within {timeout_s:g} s")
                 return
             await asyncio.sleep(POLL_PERIOD_S)
         now = time.monotonic()
@@ -323,9 +323,9 @@ class ChaosRunner:
         if report.num_lost > checks.lost:
             report.problems.append(f"{report.num_lost} requests were lost: {'; '.join(report.errors[:3])}")
         if report.num_wrong > checks.wrong:
-            report.problems.append(f"{report.num_wrong} answers differ from the undisturbed run")
+            report.problems.append(f"{report.num_wrong} answers differ from the run without faults")
         if report.leaks and not checks.leaks:
-            report.problems.append(f"blocks are held at rest: {'; '.join(report.leaks)}")
+            report.problems.append(f"KV blocks are held although nothing runs: {'; '.join(report.leaks)}")
         if not checks.recomputed and report.counted["recomputed_tokens"]:
             report.problems.append(f"{report.counted['recomputed_tokens']:g} tokens were computed again")
         if checks.max_pause_s is not None and report.longest_pause_s > checks.max_pause_s:

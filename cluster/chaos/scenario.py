@@ -116,7 +116,9 @@ class Step(Section):
     faults: Annotated[dict[str, float], AfterValidator(known_faults)] | None = Field(
         default=None, description="Faults to inject into all connectors from now on."
     )
-    partition: Literal["workers"] | None = Field(default=None, description="No worker reaches another, until `heal`.")
+    partition: Literal["workers"] | None = Field(
+        default=None, description="Workers cannot reach each other until `heal`."
+    )
     heal: Literal["all"] | None = Field(default=None, description="End all faults of connectors.")
     wait_for_recovery: float | None = Field(
         default=None, gt=0, description="Wait until the cluster has recovered, for at most this many seconds."
@@ -130,11 +132,11 @@ class Step(Section):
     def _is_one(self) -> Self:
         actions = sorted(key_of(name) for name in self.model_fields_set - {"expects"})
         if len(actions) != 1:
-            raise ValueError(f"a step does exactly one thing, this one names {', '.join(actions) or 'nothing'}")
+            raise ValueError(f"a step must have exactly one action, but this one has {', '.join(actions) or 'none'}")
         if getattr(self, self.name) is None:
-            raise ValueError(f"{actions[0]} has no value")
+            raise ValueError(f"{actions[0]} needs a value")
         if self.expects and self.name in MENDING:
-            raise ValueError(f"{actions[0]} breaks nothing, and so it expects nothing")
+            raise ValueError(f"{actions[0]} is not a fault and cannot have expects: leave it out")
         return self
 
     @property
@@ -158,16 +160,21 @@ class ChecksSection(Section):
 
     lost: int = Field(default=0, ge=0, description="Requests that may end with an error.")
     lost_with_router: bool = Field(
-        default=True, description="Requests that were open at a router or proxy which was killed may break besides."
+        default=True, description="Requests that were open at a killed router or proxy may break in addition."
     )
     wrong: int = Field(default=0, ge=0, description="Answers that may differ from the undisturbed run.")
     leaks: bool = Field(default=False, description="Whether blocks may stay held.")
-    recomputed: bool = Field(default=True, description="Whether KV may be computed again (a drain needs none of it).")
-    struck: bool = Field(
-        default=False, description="Whether every fault must show in what its step expects; else that is a warning."
+    recomputed: bool = Field(
+        default=True, description="Whether KV may be computed again (which a drain does not need)."
     )
-    max_pause_s: float | None = Field(default=None, gt=0, description="Longest silence that a stream may suffer.")
-    rest_timeout_s: float = Field(default=60.0, gt=0, description="How long blocks may take to come free.")
+    struck: bool = Field(
+        default=False,
+        description="Whether each fault must make an expected counter grow; otherwise it is a warning if none does.",
+    )
+    max_pause_s: float | None = Field(
+        default=None, gt=0, description="Longest silence that a stream may have, in seconds."
+    )
+    rest_timeout_s: float = Field(default=60.0, gt=0, description="Seconds within which blocks must become free.")
 
 
 class Scenario(Section):
@@ -175,7 +182,7 @@ class Scenario(Section):
 
     name: str = Field(min_length=1)
     seed: int = 0
-    repeat: int = Field(default=1, ge=1, description="How often the steps are done, in a row.")
+    repeat: int = Field(default=1, ge=1, description="How many times the steps are repeated.")
     load: LoadSection = Field(default_factory=LoadSection)
     steps: list[Step] = Field(min_length=1)
     checks: ChecksSection = Field(default_factory=ChecksSection)

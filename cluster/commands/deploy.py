@@ -78,7 +78,8 @@ def _connected(address: str, lost: type[Exception]) -> Iterator[None]:
         yield
     except (RayError, RayServeException) as error:
         raise lost(
-            f"the Ray at {address} stopped answering: {last_line(error)}; what Serve was told until then holds: see "
+            f"the Ray at {address} stopped answering: {last_line(error)}; Serve keeps what was deployed until then: "
+            "check "
             "`ray status` there, and run the command again"
         ) from error
     finally:
@@ -135,7 +136,7 @@ def saying_what_goes_on(console: Console) -> Iterator[None]:
         yield
     except Stopped:
         console.print(
-            "no longer waiting, but Serve goes on: `baton deploy` again waits for it, `baton shutdown` ends it",
+            "no longer waiting, but Serve continues: wait again with `baton deploy`, or stop it with `baton shutdown`",
             highlight=False,
             soft_wrap=True,
         )
@@ -166,24 +167,28 @@ def _refuse_over(before: DeployRecord, config: BatonConfig, model: ServedModel, 
     shutdown_first = f"run `baton shutdown --address {address}` first, or deploy to another Ray"
     if before.told is not None and before.told.claim.command == SERVE:
         raise RefusedStartError(
-            f"the Ray at {address} still runs what a `baton serve` left behind: {before.told.claim}: {shutdown_first}"
+            f"the Ray at {address} still runs the cluster of a `baton serve` that ended: {before.told.claim}: "
+            f"{shutdown_first}"
         )
     if not before.configs:
         raise RefusedStartError(
-            f"a Baton cluster runs on the Ray at {address}, but which model it serves was not recorded, as by another "
-            f"version of Baton: {shutdown_first}"
+            f"a Baton cluster runs on the Ray at {address}, but its model is not known, probably because another "
+            "version "
+            f"of Baton deployed it: {shutdown_first}"
         )
     forbidden = dict.fromkeys(change for old in before.configs for change in forbidden_changes(old, config))
     if forbidden:
         raise RefusedStartError(
-            f"what runs cannot become this without breaking answers in progress ({'; '.join(forbidden)}): "
+            f"the running cluster cannot be updated to this configuration without breaking answers in progress "
+            f"({'; '.join(forbidden)}): "
             f"{shutdown_first}"
         )
     digest = before.told.model_digest if before.told is not None else ""
     if digest and digest != model.digest():
         raise RefusedStartError(
-            f"the files in {model.path} are not those that were deployed: workers that start now would say other "
-            f"things than those that run; put the old ones back, or {shutdown_first}"
+            f"the files in {model.path} have changed since they were deployed: new workers would give other answers "
+            "than "
+            f"the running ones; put the old files back, or {shutdown_first}"
         )
 
 
@@ -233,20 +238,22 @@ def _take_back(before: DeployRecord | None, failed: Deployment, display: StartDi
     goal = before.came_up or (before.told.recorded if before.told is not None else None)
     if goal is None or not goal.is_whole:
         raise type(error)(
-            f"{error} (what ran before was deployed by another version of Baton, and cannot be brought back: deploy "
-            "what works, or run `baton shutdown`)"
+            f"{error} (the previous cluster was deployed by another version of Baton and cannot be restored: deploy a "
+            "configuration that works, or run `baton shutdown`)"
         ) from error
     places = {name: getattr(failed.config, name) for name in PLACES}
     deployment = dataclasses.replace(failed, config=goal.config.model_copy(update=places))
-    display.stage(f"going back to what ran before: {error}")
+    display.stage(f"restoring the previous configuration: {error}")
     try:
         if before.came_up is None:
             deployment.hand_over()
         else:
             _bring_up(deployment, display)
     except (StartError, ConfigError) as second:
-        raise StartError(f"{error}; what ran before did not come back: {second}") from second
-    outcome = "what ran before runs again" if before.came_up else "Serve goes on with what it was told before"
+        raise StartError(f"{error}; restoring the previous configuration failed: {second}") from second
+    outcome = (
+        "the previous configuration runs again" if before.came_up else "Serve continues with the previous configuration"
+    )
     raise type(error)(f"{error} ({outcome})") from error
 
 
@@ -255,7 +262,7 @@ def _announce(before: DeployRecord | None, config: BatonConfig, console: Console
         return
     changed = changed_keys(before.latest, config)
     is_up = before.came_up is not None and not changed_keys(before.came_up.config, config)
-    same = "the one that runs" if is_up else "the one that Serve was told before, and has not come up yet"
+    same = "the running one" if is_up else "the one that was deployed before and has not come up yet"
     what = f"updating: {', '.join(changed)}" if changed else f"the configuration is {same}"
     console.print(what, markup=False, highlight=False, soft_wrap=True)
 

@@ -75,7 +75,7 @@ def build_request(options: GenerateOptions, path: Path, tokenizer: Tokenizer) ->
     encode = chat_ids if options.is_chat else text_ids
     prompt_token_ids = encode(options.prompt, path, tokenizer)
     if not options.prompt or not prompt_token_ids:
-        raise ConfigError("the prompt is empty: there is nothing to continue")
+        raise ConfigError("the prompt is empty: give a text to continue")
     if options.max_tokens is not None:
         limit = load_model_config(path, ModelCode(impl=options.model_impl)).max_model_len
         check_length(len(prompt_token_ids), options.max_tokens, limit)

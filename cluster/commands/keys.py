@@ -15,7 +15,9 @@ def print_new_key(output: TextIO, notes: TextIO) -> None:
     """Print a new key and its hash. Nothing keeps the key."""
     key = new_key()
     print(f"key   {key}\nhash  {hash_key(key)}", file=output)
-    print("Give the key to whoever may use the API; put the hash into security.api_keys or admin_keys.", file=notes)
+    print(
+        "Give the key to a user of the API, and put the hash into security.api_keys or security.admin_keys.", file=notes
+    )
 
 
 def print_hash(keys: TextIO, output: TextIO) -> None:
@@ -35,7 +37,8 @@ def checked_hash(key: str) -> str:
     """
     if len(key) < MIN_KEY_CHARACTERS or not key.isascii() or not key.isprintable() or " " in key:
         raise PreflightError(
-            f"a key has at least {MIN_KEY_CHARACTERS} visible ASCII characters, all random; `baton keys new` makes one"
+            f"a key must have at least {MIN_KEY_CHARACTERS} visible, random ASCII characters; `baton keys new` makes "
+            "one"
         )
     return hash_key(key)
 

@@ -16,5 +16,5 @@ def print_models(output: TextIO) -> None:
         devices = "cpu, cuda" if fact.cpu_only is None else "cpu"
         print(f"{fact.name:<{name_width}}  {devices:<9}  {fact.family}: {fact.description}", file=output)
     dtypes = ", ".join(SUPPORTED_DTYPES)
-    print(f"All are computed natively, from safetensors in {dtypes}; docs/models.md tells more.", file=output)
-    print("Other decoders are computed by transformers' code, if it is installed (model_impl).", file=output)
+    print(f"All run natively, from safetensors in {dtypes}; see docs/models.md.", file=output)
+    print("Other decoders use the code of transformers, if that is installed (model_impl).", file=output)

@@ -58,7 +58,7 @@ def report(config: BatonConfig, model: ServedModel, made: Plan) -> Iterator[str]
     for pool, engine in made.sizes.items():
         count = first_replicas(config, pool)
         scaling = config.pool(pool).scaling
-        bounds = f" ({scaling.min_replicas} to {scaling.max_replicas}, as the load asks)" if scaling else ""
+        bounds = f" ({scaling.min_replicas} to {scaling.max_replicas}, depending on the load)" if scaling else ""
         yield f"{pool}: {count} {'worker' if count == 1 else 'workers'}{bounds}, each:"
         yield from (f"  {line}" for line in _describe_engine(engine, made.placement.shares[pool].num_gpus))
         yield from (f"  {line}" for line in _describe_tiers(engine, config.transfer_options()))
@@ -67,7 +67,7 @@ def report(config: BatonConfig, model: ServedModel, made: Plan) -> Iterator[str]
     yield from (f"warning: {warning}" for warning in made.warnings)
     for name in POOLS:
         if not made.placement.room[name] and not made.problems:
-            yield f"note: no room for one more {name} worker: an update stops one before it starts its successor"
+            yield f"note: no room for one more {name} worker: updates stop each worker before they start its successor"
 
 
 def _describe_node(node: Node) -> str:
@@ -99,7 +99,7 @@ def _describe_engine(engine: EngineSize, num_gpus: float) -> Iterator[str]:
         f"{layout.bytes_per_element} bytes = {layout.block_bytes / 1024:,.1f} KiB"
     )
     if engine.num_blocks is None or engine.num_tokens is None:
-        yield "KV cache: sized when it starts, by the memory that it finds"
+        yield "KV cache: sized at startup, by the available memory"
         return
     reason = f" ({engine.reason})" if engine.reason else ""
     yield f"KV cache: {_size(engine.num_blocks * layout.block_bytes)} = {engine.num_blocks:,} blocks{reason}"

@@ -23,7 +23,7 @@ GONE_SIGNAL = signal.SIGUSR1
 RELEASE_TIMEOUT_S = 10.0
 """How long the main thread may take to notice. In some calls to a raylet that hangs it never does."""
 
-STANDS_STILL = "Ray stopped answering while the cluster started; the machine may be too busy: try again"
+STANDS_STILL = "Ray stopped answering while the cluster started; the machine may be too busy: try again later"
 
 
 class RayEndedError(Exception):

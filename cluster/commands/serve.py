@@ -55,7 +55,7 @@ def serve(config: BatonConfig, model: ServedModel, home: RayHome, console: Conso
             tell(welcome(config, model, logs=home.logs))
             while home.is_alive():
                 time.sleep(WATCH_PERIOD_S)
-        raise StartError(f"the cluster ended by itself; see {home.logs}")
+        raise StartError(f"the cluster stopped unexpectedly; see {home.logs}")
     except Stopped:
         keep_logs = False
         if is_serving:
@@ -83,7 +83,7 @@ def _come_up(deployment: Deployment, home: RayHome, display: StartDisplay, tell:
                 _start(deployment, display)
             return deployment
         except RayEndedError as error:
-            what = "Ray ended, or stopped answering, while the cluster started"
+            what = "Ray stopped, or stopped answering, while the cluster started"
             if is_last:
                 raise StartError(f"{what}, twice; the machine may be too busy, or have too little memory") from error
             tell(f"warning: {what}; starting it once more")
@@ -102,5 +102,5 @@ def _start_ray(home: RayHome, display: StartDisplay) -> Claim | None:
 def _start(deployment: Deployment, display: StartDisplay) -> None:
     display.stage("starting Ray Serve")
     deployment.start(display.workers)
-    display.stage("waiting until the router sees the workers")
+    display.stage("waiting until the router is connected to the workers")
     wait_until_ready(base_url(deployment.config))

@@ -77,16 +77,16 @@ class WhatIfOptions:
             WhatIfError: The flags name two loads, or none.
         """
         if self.trace is not None and self.recorded is not None:
-            raise WhatIfError("--trace and --recorded are two loads: give one of them")
+            raise WhatIfError("--trace and --recorded cannot be combined: give one of them")
         if self.trace is not None or self.recorded is not None:
             if self.mix is not None or self.rate is not None:
                 name = "--recorded" if self.trace is None else "--trace"
-                raise WhatIfError(f"{name} is a load by itself: leave out --mix and --rate")
+                raise WhatIfError(f"{name} cannot be combined with --mix and --rate: leave these out")
             return self._recorded_source(math.inf if self.seconds is None else self.seconds)
         if self.mix is None or self.rate is None:
-            raise WhatIfError("say what load: --trace FILE, --recorded URL, or --mix and --rate")
+            raise WhatIfError("no load is given: use --trace FILE, --recorded URL, or --mix and --rate")
         if (self.start_s, self.speed, self.scale) != (0.0, 1.0, 1):
-            raise WhatIfError("--start-s, --speed and --scale are of a --trace or of --recorded")
+            raise WhatIfError("--start-s, --speed and --scale need --trace or --recorded: leave them out")
         seconds = DEFAULT_SECONDS if self.seconds is None else self.seconds
         return DescribedSource(mix=self.mix, shape=self.shape, rate=self.rate, seconds=seconds, seed=self.seed)
 
@@ -114,22 +114,22 @@ class WhatIfOptions:
             WhatIfError: A flag is wrong.
         """
         if self.is_search and self.layouts is not None:
-            raise WhatIfError(
-                f"--search looks for layouts itself, and --layouts {self.layouts} names them: give only one of the two"
-            )
+            raise WhatIfError(f"--search and --layouts {self.layouts} cannot be combined: give one of them")
         if not self.is_search and self.layouts is None:
-            raise WhatIfError("say which layouts: --layouts LIST, or --search for the cheapest that keeps the promise")
+            raise WhatIfError(
+                "no layouts are given: use --layouts LIST, or --search for the cheapest that keeps the promise"
+            )
         if self.is_search and self.promise == Promise():
-            raise WhatIfError("--search needs a promise to keep: --ttft-ms, --itl-ms or both")
+            raise WhatIfError("--search needs a promise to keep: set --ttft-ms, --itl-ms or both")
         if not 0.0 < self.attainment <= 1.0:
-            raise WhatIfError(f"--attainment is a share above 0 and up to 1, got {self.attainment}")
+            raise WhatIfError(f"--attainment must be above 0 and at most 1, got {self.attainment}")
         if not 1 <= self.max_workers <= MAX_WORKERS:
-            raise WhatIfError(f"--max-workers is from 1 to {MAX_WORKERS}, got {self.max_workers}")
+            raise WhatIfError(f"--max-workers must be from 1 to {MAX_WORKERS}, got {self.max_workers}")
         for flag, value in (("--ttft-ms", self.ttft_ms), ("--itl-ms", self.itl_ms), ("--seconds", self.seconds)):
             if value is not None and not 0.0 < value < math.inf:
                 raise WhatIfError(f"{flag} must be above 0, got {value}")
         if not 0.0 <= self.price < math.inf:
-            raise WhatIfError(f"--price is what a worker costs an hour, 0 or more, got {self.price}")
+            raise WhatIfError(f"--price must be 0 or more, got {self.price}")
         self._check_json_file()
 
     def _check_json_file(self) -> None:
@@ -236,7 +236,7 @@ def notes(
     requests = f"{num_requests} request{'' if num_requests == 1 else 's'}"
     lines = [f"{requests}; workers: {calibration.origin or calibration.machine.name}"]
     if real is not None:
-        lines.append(f"{RECORDED}: what {real.num_requests} of them got, as their routers saw it")
+        lines.append(f"{RECORDED}: latencies of {real.num_requests} of them, as their routers measured them")
     if options.is_search:
         kept = f"{100 * options.attainment:g} % of the requests"
         if best is not None:
@@ -246,7 +246,7 @@ def notes(
     failed = [verdict for verdict in tried if verdict.figures.num_failed]
     lines += [f"{verdict.layout}: {verdict.figures.num_failed} requests failed" for verdict in failed]
     if not calibration.errors:
-        return [*lines, "error: unknown, no run was compared with real ones for this calibration"]
+        return [*lines, "error: unknown, because no predictions of this calibration were compared with real runs"]
     parts = [
         f"{name.removesuffix('_ms').replace('_', ' ')} {error.mean:.0f} % ({error.worst:.0f} %)"
         for name in FIGURES

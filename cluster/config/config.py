@@ -179,16 +179,16 @@ class BatonConfig(Section):
             return None
         names = tuple(value) if isinstance(value, list | tuple) else (value,)
         if not names or not all(isinstance(name, str) and name for name in names):
-            raise ValueError("it must be a name or a list of names, none of them empty")
+            raise ValueError("it must be a name or a list of names, without empty ones")
         if len(set(names)) < len(names):
-            raise ValueError("a name is given twice")
+            raise ValueError("a name is given twice: leave one out")
         return names if len(names) > 1 else names[0]
 
     @field_validator("model", mode="before")
     @classmethod
     def _named(cls, value: object) -> object:
         if value == "":
-            raise ValueError("it is empty: name a directory, or leave the key out for the built-in model")
+            raise ValueError("it is empty: name a directory, or leave it out for the built-in model")
         return value
 
     @field_validator("model")
@@ -215,13 +215,14 @@ class BatonConfig(Section):
             if sizes[first] != sizes[other]:
                 raise ValueError(
                     f"{first}.cache.block_size ({sizes[first]}) and {other}.cache.block_size ({sizes[other]}) differ: "
-                    "blocks could not be handed over"
+                    "set both to the same value, so that blocks can be handed over"
                 )
         if self.http_proxy in ("none", "haproxy") and self.address is not None:
             raise ValueError(
-                f"http_proxy {self.http_proxy!r} is for the private Ray of `baton serve`: on one that is there before "
-                "(address, or `baton deploy`) Serve's proxies find the routers on whatever machine they are, and "
-                "HAProxy is chosen where Ray starts; leave http_proxy out"
+                f"http_proxy {self.http_proxy!r} only works on the private Ray of `baton serve`: on an existing Ray "
+                "(address, "
+                "or `baton deploy`) routers may be on any machine, where Serve's proxies find them, and HAProxy is "
+                "chosen when Ray starts; leave http_proxy out"
             )
         if transfer.peer_source not in CLUSTER_PEER_SOURCES:
             raise ValueError(
@@ -233,7 +234,9 @@ class BatonConfig(Section):
                 tier = transfer.tiers[0]
                 raise ValueError(
                     f"kv_transfer.{tier.size_key} is {tier.num_bytes(transfer)}, but {pool}.cache."
-                    f"enable_prefix_caching is false: the {tier.name} tier keeps what the prefix cache evicts"
+                    f"enable_prefix_caching is false: the {tier.name} tier stores what the prefix cache evicts; enable "
+                    "it, "
+                    f"or leave {tier.size_key} out"
                 )
         return self
 
@@ -269,14 +272,14 @@ class BatonConfig(Section):
     def _check_gpus(self) -> Self:
         if self.borrow_idle_cores is True and self.device == "cuda":
             raise ValueError(
-                "borrow_idle_cores is true, but device is cuda, where no model computes on cores: leave it out"
+                "borrow_idle_cores is true, but device is cuda, where models do not compute on CPU cores: leave it out"
             )
         for pool in ROLES:
             section = self.pool(pool)
             if section.num_gpus is not None and (section.num_gpus > 0) == (self.device == "cpu"):
                 raise ValueError(
                     f"{pool}.num_gpus ({section.num_gpus:g}) and device ({self.device}) contradict each other: with "
-                    "device cpu no worker takes a GPU, else each takes a part of one at least"
+                    "device cpu num_gpus must be 0, otherwise above 0"
                 )
         return self
 

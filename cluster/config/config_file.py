@@ -18,8 +18,8 @@ from yaml.constructor import ConstructorError
 from cluster.config.config import BatonConfig
 
 MEANINGS = {
-    "model_type": "it must hold keys of its own",
-    "model_attributes_type": "it must hold keys of its own",
+    "model_type": "it must be a mapping of keys to values",
+    "model_attributes_type": "it must be a mapping of keys to values",
     "dict_type": "it must be a mapping of keys to values",
     "list_type": "it must be a list",
     "path_type": "it must be a path",

@@ -29,7 +29,7 @@ class Section(BaseModel):
             return values
         for name, value in values.items():
             if isinstance(value, bool) and _is_number(cls.model_fields.get(name)):
-                raise ValueError(f"{name} is {str(value).lower()}, which is no number")
+                raise ValueError(f"{name} is {str(value).lower()}: give a number")
         empty = [name for name, value in values.items() if value is None and _is_section(cls.model_fields.get(name))]
         return {**values, **{name: {} for name in empty}} if empty else values
 

@@ -29,11 +29,11 @@ def check_custom_resource(name: str, amount: float) -> None:
     if not name.strip():
         raise ValueError("a custom resource needs a name")
     if name in OTHER_KEYS:
-        raise ValueError(f"{name} is no custom resource: use {OTHER_KEYS[name]}")
+        raise ValueError(f"{name} is not a custom resource: use {OTHER_KEYS[name]}")
     if name in NOT_BOOKED:
-        raise ValueError(f"{name} is no custom resource, and workers book none of it")
+        raise ValueError(f"{name} is not a custom resource, and workers do not reserve it: leave it out")
     if amount == 0:
-        raise ValueError(f"{name} is 0, which keeps no worker anywhere: give {STEP} or more")
+        raise ValueError(f"{name} is 0, which has no effect: give {STEP} or more, or leave it out")
     check_amount(name, amount)
 
 
@@ -45,7 +45,7 @@ def check_amount(name: str, amount: float) -> None:
     """
     steps = amount / STEP
     if not math.isfinite(amount) or amount < 0 or abs(steps - round(steps)) > 1e-6 * max(steps, 1.0):
-        raise ValueError(f"{name} is {amount}: Ray books 0 or more, in steps of {STEP}")
+        raise ValueError(f"{name} is {amount}: give 0 or more, in steps of {STEP}, as Ray requires")
 
 
 class PoolSection(Section):

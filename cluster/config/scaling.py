@@ -99,7 +99,7 @@ class ScalingSection(Section):
         for name in _OF_PROMISE if self.by == "load" else _OF_LOAD:
             if name in self.model_fields_set:
                 other = "promise" if self.by == "load" else "load"
-                raise ValueError(f"{name} is of `by: {other}`, but by is {self.by!r}: leave it out")
+                raise ValueError(f"{name} only applies to `by: {other}`, but by is {self.by!r}: leave it out")
         return self
 
     def first(self, num_replicas: int) -> int:
@@ -131,7 +131,7 @@ def promise_rules(
         if is_elastic and section is not None and section.by == "load":
             raise ValueError(
                 f"{role}.scaling is by load and {next(iter(following))}.scaling by promise, but with roles elastic all "
-                "workers are sized together: say `by: promise` for both, or keep one pool's number"
+                "workers are sized together: set `by: promise` for both, or leave out one pool's scaling"
             )
     for role in following:
         _check_promise(role, is_elastic=is_elastic, promise=promise)
@@ -141,7 +141,7 @@ def promise_rules(
             if getattr(other, name) != getattr(section, name):
                 raise ValueError(
                     f"{first}.scaling.{name} ({getattr(section, name):g}) and {role}.scaling.{name} "
-                    f"({getattr(other, name):g}) differ: pools that follow the promises have these in common"
+                    f"({getattr(other, name):g}) differ: with `by: promise` set them to the same value for all pools"
                 )
     return ScalingRules(
         pools={role: PoolBounds(least=item.min_replicas, most=item.max_replicas) for role, item in following.items()},
@@ -155,10 +155,12 @@ def promise_rules(
 def _check_promise(role: str, *, is_elastic: bool, promise: Promise) -> None:
     """Refuse a pool that is to follow a promise which was not made."""
     if promise.ttft_ms is None and promise.itl_ms is None:
-        raise ValueError(f"{role}.scaling is by promise, but nothing is promised: set slo.ttft_ms and slo.itl_ms")
+        raise ValueError(f"{role}.scaling is by promise, but no latency is promised: set slo.ttft_ms and slo.itl_ms")
     if is_elastic:
         return
     decodes = ROLES[role].decodes
     if (promise.itl_ms if decodes else promise.ttft_ms) is None:
         name = "itl_ms" if decodes else "ttft_ms"
-        raise ValueError(f"{role}.scaling is by promise, but slo.{name}, which its workers are there for, is not set")
+        raise ValueError(
+            f"{role}.scaling is by promise, but slo.{name}, which its workers should keep, is not set: set it"
+        )

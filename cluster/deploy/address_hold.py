@@ -33,6 +33,6 @@ def holding_address(config: BatonConfig) -> Iterator[None]:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise PreflightError(
-                    f"another `baton serve` starts or runs on {url}: stop that one, or choose another `port` (--port)"
+                    f"another `baton serve` runs or is starting on {url}: stop it, or choose another `port` (--port)"
                 ) from error
         yield

@@ -53,7 +53,7 @@ class TakenOffError(StartError):
     """The cluster was shut down by another command while it started."""
 
     def __init__(self) -> None:
-        super().__init__("the cluster was taken off while it started, as `baton shutdown` does")
+        super().__init__("the cluster was removed while it started, for example by `baton shutdown`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class Deployment:
         try:
             serve._run(graph, _blocking=False, name=APP_NAME, route_prefix="/")
         except (RayError, RayServeException) as error:
-            raise StartError(f"Serve did not take the application: {last_line(error)}") from error
+            raise StartError(f"Serve refused the application: {last_line(error)}") from error
         self._record(model_digest, is_taken=True)
         record_effective(config, self.model, self.own_admin_key)
         try:

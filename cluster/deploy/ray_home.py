@@ -96,7 +96,7 @@ class PrivateRay:
                 start_patiently(self._start, self.stop, folder=self._folder)
         except NotStartedError as error:
             raise RayUnavailableError(
-                f"Ray did not start on this machine, {error} Try again when less else runs here."
+                f"Ray did not start on this machine, {error} Try again when this machine is less busy."
             ) from error
 
     def _start(self) -> None:
@@ -246,7 +246,7 @@ def hold(command: str, *, what: str, address: str) -> HeldClaim:
     except ClaimedError as error:
         if error.holder.command == SERVE:
             state = "already runs a Baton cluster"
-            remedy = f"stop that one first, there (pid {error.holder.pid}) or with `baton shutdown --address {address}`"
+            remedy = f"stop it first, there (pid {error.holder.pid}) or with `baton shutdown --address {address}`"
         else:
             state = "is being deployed to"
             remedy = f"wait until that has ended, or stop it there (pid {error.holder.pid})"
@@ -279,7 +279,7 @@ def is_occupied(address: str) -> bool:
     application = _application(address)
     if application is not None and application.status == ApplicationStatus.DELETING:
         raise RayUnavailableError(
-            f"the cluster that was on the Ray at {address} is still being taken off, and finishes its requests "
+            f"the previous cluster on the Ray at {address} is still being removed and finishes its requests "
             "(health.drain_timeout_s): try again when it is gone"
         )
     return application is not None
@@ -288,9 +288,7 @@ def is_occupied(address: str) -> bool:
 def _application(address: str) -> ApplicationStatusOverview | None:
     known = applications()
     if known is None:
-        raise RayUnavailableError(
-            f"Serve's controller on the Ray at {address} restarts and cannot say what runs: try again in a moment"
-        )
+        raise RayUnavailableError(f"Serve's controller on the Ray at {address} is restarting: try again in a moment")
     return known.get(APP_NAME)
 
 
@@ -313,9 +311,9 @@ def connect(address: str) -> None:
 def remedy_of(what: str) -> str:
     """What the user can do about an error of Ray's while connecting."""
     known = {
-        "Version mismatch": "run this with the Python and the Ray of that cluster, as on its head after "
+        "Version mismatch": "use the versions of Python and Ray of that cluster, for example on its head after "
         "`. ~/baton/deploy/node.sh`",
-        "No node info found": "this machine is none of that cluster: run this on one that is, such as its head",
+        "No node info found": "this machine is not part of that cluster: run this on one that is, such as its head",
         "Could not find any running Ray": "no Ray runs on this machine: start one, or name another with --address",
     }
     return next((remedy for words, remedy in known.items() if words in what), authentication_hint())
@@ -336,8 +334,8 @@ def check_http(*, address: str, host: str, port: int) -> None:
     client: Any = _get_global_client(raise_if_no_controller_running=False)
     if client is not None and (client.http_config.host, client.http_config.port) != (host, port):
         raise RayUnavailableError(
-            f"Serve already runs on the Ray at {address}, and listens on "
-            f"{client.http_config.host}:{client.http_config.port}: set host and port to these"
+            f"Serve already runs on the Ray at {address} and listens on "
+            f"{client.http_config.host}:{client.http_config.port}: set host and port to these values"
         )
 
 
@@ -345,7 +343,7 @@ def authentication_hint() -> str:
     """What the user can check when a Ray listens, but refuses the connection."""
     mode = os.environ.get("RAY_AUTH_MODE", "unset")
     return (
-        f"RAY_AUTH_MODE is {mode} here; a Ray that asks for a token needs RAY_AUTH_MODE=token, and its own token in "
+        f"RAY_AUTH_MODE is {mode} here; a Ray that requires a token needs RAY_AUTH_MODE=token, and its token in "
         f"RAY_AUTH_TOKEN or {ray_token_file()}"
     )
 

@@ -58,20 +58,20 @@ def _missing_token() -> str:
     except OSError as error:
         return f"there is no token in {path} ({error.strerror})"
     except UnicodeDecodeError:
-        return f"{path} is no text"
+        return f"{path} is not a text file"
 
 
 def _refusal() -> str:
     if not _has_mode("token"):
         mode = os.environ.get("RAY_AUTH_MODE")
-        without = f"RAY_AUTH_MODE is {mode} here: leave that out, and" if mode else "there is none here:"
-        return f"asks for a token, and {without} {_remedy()}"
+        without = f"RAY_AUTH_MODE is {mode} here: unset it, and" if mode else "none is set here:"
+        return f"requires a token, and {without} {_remedy()}"
     place = "RAY_AUTH_TOKEN" if os.environ.get("RAY_AUTH_TOKEN") else _token_file()
     return f"did not accept the token in {place}: {_remedy()}"
 
 
 def _remedy() -> str:
-    return f"copy the head's to {_token_file()}, or set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+    return f"copy the token of the head to {_token_file()}, or set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
 
 
 def _is_refused(address: str) -> bool:

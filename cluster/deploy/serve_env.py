@@ -172,7 +172,7 @@ def check_token_file() -> None:
     if mode is not None:
         raise PreflightError(
             f"other users can read or write Ray's token in {path} (mode {mode:04o}), and run code with it on every "
-            f"machine of the cluster: chmod 600 {path}; if others were on this machine meanwhile, make a new token "
+            f"machine of the cluster: chmod 600 {path}; if others may have read it already, make a new token "
             "(docs/operations.md)"
         )
 

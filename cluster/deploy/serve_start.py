@@ -119,10 +119,10 @@ def _refuse_unless_port(error: Exception, *, for_s: float) -> None:
         ProxyError: The port has been in use for too long, or the error is another one.
     """
     if PORT_IS_TAKEN not in str(error):
-        raise ProxyError(f"a proxy of Serve does not start: {last_line(error)}") from error
+        raise ProxyError(f"a proxy of Serve did not start: {last_line(error)}") from error
     if for_s >= PORT_PATIENCE_S:
         raise ProxyError(
-            f"a proxy of Serve cannot listen: {last_line(error)}; end what uses the port on its machine, or choose "
+            f"a proxy of Serve cannot listen: {last_line(error)}; stop the program that uses it, or choose "
             "another `host` or `port`"
         ) from error
 

@@ -30,7 +30,7 @@ def growth_warnings(config: BatonConfig, nodes: Sequence[Node]) -> Iterator[str]
         remedies = [change.describe(config) for change in _changes(config, pool, grown.counts[pool], nodes)]
         yield (
             f"{pool}.scaling.max_replicas is {most}, but beside {others} {where} room for "
-            f"{_workers(grown.counts[pool], pool)}: more would wait for a machine, for ever where Ray's autoscaler "
+            f"{_workers(grown.counts[pool], pool)}: more would wait for a machine, forever if Ray's autoscaler "
             f"adds none; {', or '.join([*remedies, 'add machines'])}"
         )
 

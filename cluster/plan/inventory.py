@@ -64,7 +64,7 @@ class NodeSection(Section):
     def _check_resources(cls, value: dict[str, float]) -> dict[str, float]:
         for name, amount in value.items():
             if name in OTHER_KEYS:
-                raise ValueError(f"{name} is no custom resource: use {name.lower()}s")
+                raise ValueError(f"{name} is not a custom resource: use {name.lower()}s")
             check_amount(name, amount)
         return value
 

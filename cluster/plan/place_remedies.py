@@ -123,7 +123,7 @@ def describe_lack(placed: Placed, nodes: Sequence[Node]) -> str:
     """Why a process fits on no machine: what it needs, and what the machines offer of that."""
     takes = {name: amount for name, amount in placed.demands.items() if amount > 0}
     never = {name: amount for name, amount in takes.items() if _offer(nodes, name) < amount}
-    what = f"{placed.deployment} replica {placed.number} finds no machine: it takes {describe(takes)}"
+    what = f"{placed.deployment} replica {placed.number} fits on no machine: it takes {describe(takes)}"
     num_able = len(_able(takes, nodes))
     if never:
         return f"{what}, and no machine offers {describe(never)}"

@@ -112,14 +112,14 @@ def transfer_warnings(config: BatonConfig, placement: Placement) -> Iterator[str
     machines = worker_machines(placement)
     if len(machines) > 1:
         yield (
-            f"KV moves between {len(machines)} machines over ports of UCX, which ask nobody who they are: whoever "
-            "reaches one can read and write that worker's memory. Baton cannot see who does: keep these machines in "
-            "a network of their own (docs/security.md)"
+            f"KV moves between {len(machines)} machines over ports of UCX, which have no authentication: whoever can "
+            "reach one can read and write that worker's memory. Baton cannot notice that: keep these machines in a "
+            "private network (docs/security.md)"
         )
     elif config.transfer_options().transport == "network":
         yield (
-            "KV moves over ports of UCX, which ask nobody who they are: whoever reaches one, other users of the "
-            "machine included, can read and write that worker's memory. Where all workers stay on one machine, set "
+            "KV moves over ports of UCX, which have no authentication: whoever can reach one, including other users "
+            "of the machine, can read and write that worker's memory. If all workers stay on one machine, set "
             "kv_transfer.transport to local (docs/security.md)"
         )
 
@@ -131,7 +131,7 @@ def transfer_problem(config: BatonConfig, placement: Placement) -> str:
     if not is_local or len(machines) < 2:
         return ""
     return (
-        f"kv_transfer.transport is local, and workers would go to {len(machines)} machines ({', '.join(machines)}): "
+        f"kv_transfer.transport is local, but workers would run on {len(machines)} machines ({', '.join(machines)}): "
         "set it to network, or keep both pools on one machine with prefill.resources and decode.resources"
     )
 
@@ -149,7 +149,7 @@ def placement_problem(config: BatonConfig, nodes: Sequence[Node], placement: Pla
         tried = place(changed, nodes)
         return _Draft(placement=tried, sizes={}, problems=tuple(_homeless(changed, tried, nodes)))
 
-    elsewhere = "name a Ray of more machines with --address"
+    elsewhere = "use a Ray with more machines (--address)"
     problems = (replace(problem, otherwise=elsewhere) for problem in _homeless(config, placement, nodes))
     made = _Draft(placement=placement, sizes={}, problems=tuple(problems))
     return "; ".join(_describe(problem, made, config, draft) for problem in made.problems)

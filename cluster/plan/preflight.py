@@ -95,7 +95,7 @@ def _download_hint(path: Path) -> str:
     name = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     if not HUB_NAME.fullmatch(str(name)) or path.parent.is_dir():
         return ""
-    return f". Baton downloads nothing: `hf download {name} --local-dir DIR`, then --model DIR"
+    return f". Baton does not download models: run `hf download {name} --local-dir DIR`, then use --model DIR"
 
 
 def check_checkpoint(path: Path, code: ModelCode = ANY_CODE) -> None:
@@ -107,7 +107,7 @@ def check_checkpoint(path: Path, code: ModelCode = ANY_CODE) -> None:
     try:
         if not path.is_dir():
             raise CheckpointError(
-                f"{path} is not a directory: `model` names one on this machine, with config.json, weights and "
+                f"{path} is not a directory: `model` must be one on this machine, with config.json, weights and "
                 f"tokenizer{_download_hint(path)}"
             )
         load_model_config(path, code)
@@ -125,7 +125,9 @@ def check_model_len(max_model_len: int | None, path: Path, code: ModelCode = ANY
     """
     limit = load_model_config(path, code).max_model_len
     if max_model_len is not None and max_model_len > limit:
-        raise PreflightError(f"max_model_len is {max_model_len}, but the model in {path} takes at most {limit} tokens")
+        raise PreflightError(
+            f"max_model_len is {max_model_len}, but the model in {path} has a context of {limit} tokens: lower it"
+        )
 
 
 def check_draft_model(config: BatonConfig, path: Path) -> None:
@@ -159,7 +161,7 @@ def _check_draft_vocabulary(path: Path, draft_path: Path) -> None:
         if not tells_tokens(lacking):
             logger.warning(
                 "speculative.draft_model: %s has no tokenizer.json, so only the sizes of the two vocabularies were "
-                "compared; put that model's tokenizer.json there to have its tokens compared",
+                "compared; put that model's tokenizer.json there, so that its tokens can be compared",
                 lacking,
             )
             return
@@ -170,7 +172,7 @@ def _check_draft_vocabulary(path: Path, draft_path: Path) -> None:
     if differences:
         raise PreflightError(
             f"speculative.draft_model: the model in {draft_path} has other tokens than the one in {path}: {differences}"
-            "; its drafts would mean something else: name a draft model of the same family, with the same tokenizer"
+            "; use a draft model of the same family, with the same tokenizer"
         )
 
 
@@ -215,8 +217,8 @@ def check_ray_address(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=RAY_CONNECT_TIMEOUT_S).close()
     except (OSError, UnicodeError) as error:
         raise PreflightError(
-            f"no Ray answers at {address}: {reason_of(error)}; is it the address that `ray start --head` printed, and "
-            "does Ray run there?"
+            f"no Ray answers at {address}: {reason_of(error)}; use the address that `ray start --head` printed, and "
+            "check that Ray runs there"
         ) from error
 
 
@@ -243,7 +245,8 @@ def check_host(host: str) -> None:
         socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise PreflightError(
-            f"host is {host!r}, where nobody can listen: {reason_of(error)}; 0.0.0.0 is every address of a machine"
+            f"host is {host!r}, which is not a usable address: {reason_of(error)}; use 0.0.0.0 for all addresses of a "
+            "machine"
         ) from error
 
 
@@ -263,7 +266,7 @@ def check_port(host: str, port: int) -> None:
 def reason_of(error: OSError | UnicodeError) -> str:
     """Why an address cannot be used. A name with an empty or too long part, such as 10.0.0..1, is a UnicodeError."""
     if isinstance(error, UnicodeError):
-        return "that is no name of a machine"
+        return "that is not a valid host name"
     return error.strerror or str(error)
 
 

@@ -225,7 +225,7 @@ def size_engine(room: EngineRoom) -> EngineSize:
 def _check_dtype(room: EngineRoom) -> None:
     if room.on_gpu and room.dtype == "float32":
         raise ConfigError(
-            "dtype float32 does not run on cuda", remedy="use dtype auto, bfloat16 or float16, or device cpu"
+            "dtype float32 is not supported on cuda", remedy="use dtype auto, bfloat16 or float16, or device cpu"
         )
 
 
@@ -233,7 +233,7 @@ def _check_host_tier(room: EngineRoom) -> None:
     free = room.free_host_bytes
     if free is None or room.host_bytes <= free:
         return
-    less = "" if room.on_gpu else ", less its weights and what is set for its KV cache"
+    less = "" if room.on_gpu else ", minus its weights and the configured KV cache"
     raise ConfigError(
         f"tiers of evicted KV blocks (kv_transfer.chain) would take {mib(room.host_bytes)}, but {mib(free)} are there: "
         f"a worker's part of its machine's memory is {mib(room.host_memory_bytes or 0)}{less}"

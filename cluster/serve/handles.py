@@ -171,7 +171,7 @@ class RayRouterPeers:
             raise WorkerUnavailableError(replica_id=router_id, reason="it is starting")
         if report.router_id != router_id:
             # If the addressed replica has just ended, Serve may choose another one.
-            raise WorkerUnavailableError(replica_id=router_id, reason=f"{report.router_id} answered in its place")
+            raise WorkerUnavailableError(replica_id=router_id, reason=f"{report.router_id} answered instead")
         return report
 
     async def farewell(self, router_id: str, report: RouterReport, *, timeout_s: float) -> None:

@@ -53,7 +53,7 @@ class HungReads:
             try:
                 await self.look()
             except Exception:  # an error in Serve's list of replicas must not end the watch
-                logger.exception("looking for hung reads failed")
+                logger.exception("checking for hung reads failed")
             await asyncio.sleep(LOOK_PERIOD_S)
 
     async def look(self) -> None:
@@ -63,7 +63,7 @@ class HungReads:
             return
         if self._since_s is None:
             self._since_s = self._clock()
-            logger.error("a read hangs: this worker moves its requests to others and ends")
+            logger.error("a read hangs: this worker moves its requests to others and exits")
         if self._is_leaving:
             return
         if self._hung_s >= self._patience_s or await self._may_leave():

@@ -153,7 +153,7 @@ class Introductions:
         try:
             _, load = await caller.call(replica_id, "status", timeout_s=ASK_TIMEOUT_S)
         except WorkerUnavailableError as error:
-            logger.info("a sibling does not answer: %s", error)
+            logger.info("another worker of this pool does not answer: %s", error)
             return None
         assert isinstance(load, LoadReport)
         return load
@@ -165,7 +165,7 @@ class Introductions:
                 self.look()
             except Exception:
                 # Serve's list of replicas is private to Serve: an error in it must not end this loop.
-                logger.exception("looking for peers failed")
+                logger.exception("searching for peers failed")
             await asyncio.sleep(LOOK_PERIOD_S)
 
     async def meet_all(self, *, timeout_s: float) -> None:
@@ -178,10 +178,12 @@ class Introductions:
                         self._peers.greet(engine_id)
                     await asyncio.sleep(LOOK_PERIOD_S / 4)
         except TimeoutError:
-            logger.warning("not met within %g s: %s", timeout_s, ", ".join(sorted(self._wanted() - self._peers.ids)))
+            logger.warning(
+                "not connected within %g s: %s", timeout_s, ", ".join(sorted(self._wanted() - self._peers.ids))
+            )
         except Exception:
             # Log it and go on: a worker that never becomes healthy could not say why. ``keep_looking`` tries again.
-            logger.exception("meeting the other workers failed")
+            logger.exception("connecting to the other workers failed")
             return
         self._tell_met(self._peers.ids)
 

@@ -105,7 +105,7 @@ class RouterListener:
         while not self._server.started:
             if self._serving.done():
                 self._serving.result()
-                raise ListenError("the HTTP server ended as it started")
+                raise ListenError("the HTTP server stopped while it started")
             await asyncio.sleep(START_POLL_S)  # uvicorn shows its start only by this flag
 
     def check(self) -> None:
@@ -115,7 +115,7 @@ class RouterListener:
             ListenError: They are no longer accepted, though the listener was not stopped.
         """
         if self._serving is not None and self._serving.done():
-            raise ListenError(f"the HTTP server on port {self._settings.port} ended")
+            raise ListenError(f"the HTTP server on port {self._settings.port} stopped")
 
     async def stop(self) -> None:
         """Accept no more connections, and return when all answers are complete or ``drain_timeout_s`` is over."""
@@ -153,7 +153,8 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ListenError(
-            f"a router cannot listen on {host}:{port}: {error.strerror or error}; end what uses the port, or choose "
+            f"a router cannot listen on {host}:{port}: {error.strerror or error}; stop the program that uses the port, "
+            "or choose "
             "another `host` or `port`"
         ) from error
     return listener

@@ -16,7 +16,7 @@ from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _in
 NAMESPACE = b"baton"
 PREFIX = "start:"
 MIN_PERIOD_S = 0.2
-PREPARING = "preparing kernels (compiled once on a machine)"
+PREPARING = "preparing kernels (compiled once per machine)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,7 +170,7 @@ class Worker:
             settings.engine, build_connector=connect, progress=weights_progress(settings.role.name, self._replica_id)
         )
         transport = describe_local_ucx(built.facts.memory) if is_local else networks
-        logger.info("KV travels over: %s", transport)
+        logger.info("KV transfer uses: %s", transport)
         assert built.connector is not None
         self._connector = built.connector
         self._info = worker_info(
@@ -185,7 +185,7 @@ class Worker:
         )
         # Last, because threads that this one starts afterwards inherit its low priority.
         if built.facts.device == "cpu" and (cores := settle_threads()):
-            logger.info("each of the %d threads that compute stays on a core of its own", len(cores))
+            logger.info("each of the %d compute threads is pinned to its own core", len(cores))
         self._share_cores(built)
         return built.core
 
@@ -202,12 +202,12 @@ class Worker:
         name: str = ray.get_runtime_context().get_session_name()
         try:
             if built.facts.device != "cpu":
-                raise CoreTableError("this model computes on a GPU")
+                raise CoreTableError("this model runs on a GPU")
             threads = share_cores(table_path(name), borrows=sharing.borrows)
         except CoreTableError as error:
             if sharing.is_required:
                 raise ConfigError(f"borrow_idle_cores is true, but {error}", remedy="leave it out") from error
-            logger.warning("this worker computes with its own cores only: %s", error)
+            logger.warning("this worker uses only its own cores: %s", error)
             return
         built.share_cores(threads)
         self._info = dataclasses.replace(self._info, borrows_cores=sharing.borrows, num_host_cores=threads.num_usable)
@@ -225,11 +225,11 @@ class Worker:
         try:
             shared = share_gpu(table_path(f"{session}-{gpu}"), num_parts=num_parts)
         except CoreTableError as error:
-            logger.warning("routers do not know that this worker shares its GPU: %s", error)
+            logger.warning("routers cannot take into account that this worker shares its GPU: %s", error)
             return
         built.share_cores(shared)
         self._info = dataclasses.replace(self._info, borrows_cores=True, num_host_cores=num_parts, shared_gpu=gpu)
-        logger.info("it has one of %d parts of GPU %s, and all of them while the others are idle", num_parts, gpu)
+        logger.info("this worker has 1 of %d parts of GPU %s, and all while others are idle", num_parts, gpu)
 
     def _introduce(self, connector: Connector) -> Introductions:
         role = self._settings.role
@@ -361,7 +361,7 @@ class Worker:
         """Inject these faults from now on, if the cluster allows it."""
         if self._connector.faults is None:
             return Refusal(
-                code="faults_not_allowed", message="this cluster allows no faults: set kv_transfer.allow_faults"
+                code="faults_not_allowed", message="this cluster does not allow faults: set kv_transfer.allow_faults"
             )
         self._connector.faults.change(options)
         logger.warning("faults changed: %s", options)

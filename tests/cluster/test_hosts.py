@@ -132,7 +132,7 @@ def test_the_same_configuration_again_changes_nothing(cluster: HostCluster) -> N
     result = cluster.deploy(CONFIG)
 
     assert result.returncode == 0, result.stderr
-    assert "is the one that runs" in result.stderr
+    assert "is the running one" in result.stderr
     assert lives(cluster) == before
 
 

@@ -46,7 +46,7 @@ def test_large_sample_puts_one_worker_on_each_gpu() -> None:
     assert "head: 0 CPUs, 16.0 GiB -> nothing" in output
     assert "-> 4 prefill, 1 router" in output
     assert output.count("-> 4 decode, 1 router") == 2
-    assert "decode: 8 workers (4 to 8, as the load asks), each:" in output
+    assert "decode: 8 workers (4 to 8, depending on the load), each:" in output
 
 
 def test_own_machines_are_those_that_the_page_deploys_two_plus_two_on() -> None:
@@ -71,7 +71,7 @@ def test_plan_that_does_not_fit_says_what_is_missing_and_fails(tmp_path: Path) -
     result = CliRunner().invoke(app, ["plan", *options, "--model", str(builtin_model_dir())])
 
     assert result.exit_code == 2
-    assert "decode replica 1 finds no machine" in result.output
+    assert "decode replica 1 fits on no machine" in result.output
     assert "no machine offers 0.001 baton_decode" in result.output
 
 

@@ -119,11 +119,11 @@ async def test_claim_of_a_killed_command_is_free_and_an_update_that_fails_is_tak
     failed = update.result()
 
     assert failed.returncode == 1, failed.stderr
-    assert "what ran before runs again" in failed.stderr
+    assert "the previous configuration runs again" in failed.stderr
     assert len(answers) > 1
     assert set(answers) == set(before), "nothing was noticed while it was tried"
     assert ids_of(url)["prefill"] == workers["prefill"], "what did not change goes on as it is"
-    assert "the one that runs" in baton(ray, "deploy", *write(tmp_path, config)).stderr
+    assert "the running one" in baton(ray, "deploy", *write(tmp_path, config)).stderr
     wait_for_decode_workers(url, 2)
     assert_at_rest(wait_for_rest(url))
     shut_down(ray)

@@ -199,7 +199,7 @@ def test_orders_are_taken_only_from_who_started_the_cluster(cluster: ClusterProc
 
     own = run_baton("drain", "nobody", "--url", cluster.url, environment={"HOME": str(home)})
 
-    assert "no worker is 'nobody'" in own.stderr
+    assert "there is no worker 'nobody'" in own.stderr
 
 
 def test_no_port_speaks_anything_but_http_and_grpc(cluster: ClusterProcess) -> None:

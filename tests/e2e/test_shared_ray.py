@@ -112,7 +112,7 @@ def test_deployment_that_nobody_waits_for_is_remembered(
     try:
         first.wait_for_output("starting workers and router")
         assert first.stop() != 0
-        assert "Serve goes on" in first.log
+        assert "Serve continues" in first.log
     finally:
         first.close()
 

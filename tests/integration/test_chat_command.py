@@ -45,5 +45,5 @@ async def test_conversation_that_outgrows_the_context_goes_on_without_its_oldest
     assert isinstance(console.file, io.StringIO)
     said = console.file.getvalue()
     assert LEFT_OUT in said
-    assert "/new begins a new conversation" in said
+    assert "/new starts a new conversation" in said
     assert "47 + 35 = 82." in said

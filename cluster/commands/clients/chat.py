@@ -19,8 +19,8 @@ END = "[DONE]"
 EXIT = "/exit"
 NEW = "/new"
 COMMANDS = {
-    "/help": "/new begins a new conversation; /exit, an empty line or Ctrl-D ends. Anything else goes to the model, "
-    "with the whole conversation; where that outgrows the model's context, its oldest turns are left out.",
+    "/help": "/new starts a new conversation; /exit, an empty line or Ctrl-D quits. Anything else goes to the model, "
+    "with the whole conversation; if that outgrows the model's context, its oldest turns are left out.",
     NEW: "A new conversation.",
 }
 """Input lines that are answered locally, and the answers."""
@@ -90,9 +90,9 @@ def answer_in_context(client: httpx.Client, model: str, messages: list[dict[str,
 
 def greeting(model: str) -> str:
     """The first line. It suggests a question to the user of the built-in model, which knows very little."""
-    lines = [f"Talking to {model}. An empty line or Ctrl-D ends, /new begins anew, /help says more."]
+    lines = [f"Talking to {model}. An empty line or Ctrl-D quits, /new starts a new conversation, /help shows help."]
     if model == BUILTIN_MODEL_NAME:
-        lines += ["It recalls what it was told, repeats lists, counts, adds and tells stories. Try:", BUILTIN_QUESTION]
+        lines += ["It can recall facts, repeat lists, count, add and tell stories. Try:", BUILTIN_QUESTION]
     return "\n".join(lines)
 
 

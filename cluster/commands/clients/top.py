@@ -100,7 +100,7 @@ def watch(
             if seen is None:
                 raise
         if seen is None:
-            raise NotBatonError(f"{EVENTS_PATH} told nothing")
+            raise NotBatonError(f"{EVENTS_PATH} sent nothing")
         lost_s = clock() if lost_s is None else lost_s
         if clock() - lost_s >= RECONNECT_TIMEOUT_S:
             raise ClusterGoneError
@@ -151,7 +151,7 @@ def follow(lines: Iterable[str]) -> Generator[Seen, None, None]:
             try:
                 seen = _after(seen, name, json.loads(value))
             except (ValueError, KeyError, TypeError) as error:
-                raise NotBatonError(f"{EVENTS_PATH} told what cannot be read: {value[:80]!r}") from error
+                raise NotBatonError(f"{EVENTS_PATH} sent data that cannot be read: {value[:80]!r}") from error
             yield seen
 
 

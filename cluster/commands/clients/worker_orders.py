@@ -24,7 +24,7 @@ def lean(url: str, replica: str, role: str, console: Console, *, api_key: str = 
     with httpx.Client(base_url=url, headers=bearer(api_key), timeout=TIMEOUT_S, trust_env=False) as client:
         response = client.post("/admin/lean", json={"replica": replica, "role": role})
         answer = answer_of(response, "replica", "before")
-    console.print(f"{answer['replica']} leans to {role}, before to {answer['before']}", highlight=False)
+    console.print(f"{answer['replica']} now leans to {role}, before it leaned to {answer['before']}", highlight=False)
 
 
 def drain(url: str, replica: str, console: Console, *, api_key: str = "", wait_s: float | None = None) -> bool:
@@ -40,7 +40,7 @@ def drain(url: str, replica: str, console: Console, *, api_key: str = "", wait_s
         response = client.post("/admin/drain", json={"replica": replica})
         replica_id: str = answer_of(response, "draining")["draining"]
         started_s = time.monotonic()
-        console.print(f"draining {replica_id}: it takes no more requests", highlight=False)
+        console.print(f"draining {replica_id}: it accepts no more requests", highlight=False)
         limit_s = _limit_s(client)
         with console.status("") as status:
             while row := _row(client, replica_id):
@@ -61,14 +61,14 @@ def progress(row: Mapping[str, Any], *, passed_s: float, limit_s: float | None) 
         for name, what in (
             ("num_running", "requests run"),
             ("num_waiting", "wait"),
-            ("num_leased_blocks", "KV blocks are still to be read"),
+            ("num_leased_blocks", "KV blocks still leased to other workers"),
         )
         if row[name]
     ]
     text = ", ".join(parts) or "it ends"
     if limit_s is None:
         return text
-    return f"{text}; what is left in {max(limit_s - passed_s, 0):.0f} s is cut off, and goes on elsewhere"
+    return f"{text}; what is left after {max(limit_s - passed_s, 0):.0f} s is cut off and continues on other workers"
 
 
 def _limit_s(client: httpx.Client) -> float | None:

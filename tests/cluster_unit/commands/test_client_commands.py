@@ -62,7 +62,7 @@ def test_something_else_that_answers_is_said_to_be_no_cluster(other: str, comman
 
     assert result.exit_code == 1
     assert isinstance(result.exception, SystemExit)
-    assert f"what answers at {other} is no Baton cluster: " in result.stderr
+    assert f"the server at {other} is not a Baton cluster: " in result.stderr
 
 
 def test_report_that_cannot_be_written_is_refused_before_anything_is_broken(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_name_that_does_not_resolve_is_said_to_be_none() -> None:
     error = httpx.ConnectError("[Errno -2] Name or service not known")
     error.__cause__ = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    assert "the name does not resolve" in explain(error, "http://nowhere.invalid:8000")
+    assert "the host name is unknown" in explain(error, "http://nowhere.invalid:8000")
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,6 @@ def test_refused_key_names_the_variable_of_its_kind(message: str, variable: str)
     request = httpx.Request("GET", "http://x/status")
     response = httpx.Response(401, json={"error": {"message": message}}, request=request)
 
-    assert f"or {variable} in the environment" in explain(
+    assert f"or in the variable {variable}" in explain(
         httpx.HTTPStatusError("", request=request, response=response), "http://x"
     )

@@ -13,13 +13,14 @@ NOTHING = dict.fromkeys(ROW, 0)
 @pytest.mark.parametrize(
     ("row", "limit_s", "text"),
     [
-        (ROW, None, "3 requests run, 7 KV blocks are still to be read"),
+        (ROW, None, "3 requests run, 7 KV blocks still leased to other workers"),
         (
             ROW,
             600.0,
-            "3 requests run, 7 KV blocks are still to be read; what is left in 590 s is cut off, and goes on elsewhere",
+            "3 requests run, 7 KV blocks still leased to other workers; what is left after 590 s is cut off and "
+            "continues on other workers",
         ),
-        (NOTHING, 5.0, "it ends; what is left in 0 s is cut off, and goes on elsewhere"),
+        (NOTHING, 5.0, "it ends; what is left after 0 s is cut off and continues on other workers"),
         (NOTHING, None, "it ends"),
     ],
 )

@@ -19,7 +19,7 @@ def test_second_cluster_at_an_address_is_refused_until_the_first_is_gone() -> No
     with holding_address(first):
         with holding_address(elsewhere):
             pass
-        with pytest.raises(PreflightError, match=rf"another `baton serve` .*:{port}: stop that one, or choose another"):
+        with pytest.raises(PreflightError, match=rf"another `baton serve` .*:{port}: stop it, or choose another"):
             holding_address(second).__enter__()
 
     with holding_address(first):

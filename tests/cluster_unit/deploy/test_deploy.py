@@ -84,8 +84,8 @@ def test_first_deployment_that_was_not_waited_for_keeps_other_models_out(
 def test_first_deployment_that_was_not_waited_for_is_waited_for_by_the_next(ray: FakeRay, port: int) -> None:
     leave_it(ray, "on_status", port)
 
-    assert "the one that Serve was told before, and has not come up yet" in run_deploy(port)
-    assert "the one that runs" in run_deploy(port)
+    assert "the one that was deployed before and has not come up yet" in run_deploy(port)
+    assert "the running one" in run_deploy(port)
 
 
 def test_what_came_up_while_nobody_waited_comes_back_when_an_update_fails(ray: FakeRay, port: int) -> None:
@@ -93,7 +93,7 @@ def test_what_came_up_while_nobody_waited_comes_back_when_an_update_fails(ray: F
     ray.come_up()
     ray.outcomes = [FAILED]
 
-    with pytest.raises(StartError, match=r"\(what ran before runs again\)"):
+    with pytest.raises(StartError, match=r"\(the previous configuration runs again\)"):
         run_deploy(port, router={"max_num_requests": 22})
 
     assert statuses(ray) == [11, 22, 11]
@@ -104,7 +104,7 @@ def test_what_never_came_up_is_not_taken_off_when_an_update_of_it_fails(ray: Fak
     leave_it(ray, "on_status", port, router={"max_num_requests": 11})
     ray.outcomes = [FAILED, STARTING]
 
-    with pytest.raises(StartError, match=r"\(Serve goes on with what it was told before\)"):
+    with pytest.raises(StartError, match=r"\(Serve continues with the previous configuration\)"):
         run_deploy(port, router={"max_num_requests": 22})
 
     assert statuses(ray) == [11, 22, 11]
@@ -171,7 +171,7 @@ def test_cluster_that_nobody_recorded_is_left_alone(ray: FakeRay, port: int) -> 
     ray.start_serve({"host": "127.0.0.1", "port": port})
     ray.applications[APP_NAME] = RUNNING
 
-    with pytest.raises(RefusedStartError, match=r"which model it serves was not recorded.*baton shutdown --address"):
+    with pytest.raises(RefusedStartError, match=r"its model is not known.*baton shutdown --address"):
         run_deploy(port)
 
     assert not ray.told
@@ -185,7 +185,7 @@ def test_record_with_keys_of_another_version_still_keeps_other_models_out(ray: F
     with pytest.raises(RefusedStartError, match="served_model_name: mine -> other"):
         run_deploy(port, served_model_name="other")
     ray.outcomes = [FAILED]
-    with pytest.raises(StartError, match="deployed by another version of Baton, and cannot be brought back"):
+    with pytest.raises(StartError, match="deployed by another version of Baton and cannot be restored"):
         run_deploy(port, served_model_name="mine", decode_replicas=2)
 
     assert APP_NAME in ray.applications
@@ -226,7 +226,7 @@ def test_second_serve_at_once_is_told_of_the_first_and_does_it_no_harm(ray: Fake
         with pytest.raises(
             RayUnavailableError,
             match=rf"^the Ray at {ADDRESS} already runs a Baton cluster: tiny on 127\.0\.0\.1:{port}, of the "
-            r"`baton serve` that .+ started on .+: stop that one first, there \(pid \d+\) or with "
+            r"`baton serve` that .+ started on .+: stop it first, there \(pid \d+\) or with "
             rf"`baton shutdown --address {ADDRESS}`",
         ):
             second.start()
@@ -270,7 +270,9 @@ def test_cluster_that_a_killed_serve_left_is_shut_down_first(ray: FakeRay, port:
     ray.disconnect()
     second = other_serve(port)
 
-    with pytest.raises(RefusedStartError, match=r"still runs what a `baton serve` left behind: .* `baton shutdown"):
+    with pytest.raises(
+        RefusedStartError, match=r"still runs the cluster of a `baton serve` that ended.*baton shutdown"
+    ):
         run_deploy(port)
     with pytest.raises(RayUnavailableError, match=r"already runs a Baton cluster, .* of the `baton serve`"):
         second.start()
@@ -285,9 +287,9 @@ def test_cluster_that_is_still_going_is_waited_for_by_the_caller(ray: FakeRay, p
     ray.applications[APP_NAME] = LEAVING
     second = other_serve(port)
 
-    with pytest.raises(RayUnavailableError, match="still being taken off, and finishes its requests"):
+    with pytest.raises(RayUnavailableError, match="still being removed and finishes its requests"):
         run_deploy(port, served_model_name="other")
-    with pytest.raises(RayUnavailableError, match="still being taken off"):
+    with pytest.raises(RayUnavailableError, match="still being removed"):
         second.start()
     second.stop()
 
@@ -307,7 +309,7 @@ def test_other_weights_at_the_same_place_are_another_model(ray: FakeRay, port: i
     weights.write_bytes(content[:trained] + bytes(byte ^ 1 for byte in content[trained:]))
 
     with pytest.raises(
-        RefusedStartError, match=rf"the files in {path} are not those that were deployed.*old ones back"
+        RefusedStartError, match=rf"the files in {path} have changed since they were deployed.*old files back"
     ):
         deploy_from(path, port)
 
@@ -327,7 +329,9 @@ def lose_ray() -> None:
 
 def test_ray_that_is_lost_meanwhile_is_one_line(ray: FakeRay, port: int, tmp_path: Path) -> None:
     ray.on_status = lambda: lose_ray() if ray.told else None
-    with pytest.raises(StartError, match=r"10\.0\.0\.10:6379 stopped answering: .*the GCS does not answer; what Serve"):
+    with pytest.raises(
+        StartError, match=r"10\.0\.0\.10:6379 stopped answering: .*the GCS does not answer; Serve keeps"
+    ):
         run_deploy(port)
     with pytest.raises(RayUnavailableError, match=r"stopped answering: .*run the command again"):
         run_shutdown()
@@ -348,7 +352,7 @@ def test_commands_one_after_the_other_do_not_keep_each_other_out(ray: FakeRay, p
 
 
 def test_deployment_says_what_the_network_must_guarantee(ray: FakeRay, port: int) -> None:
-    assert "warning: KV moves over ports of UCX, which ask nobody who they are" in run_deploy(port)
+    assert "warning: KV moves over ports of UCX, which have no authentication" in run_deploy(port)
     assert "warning" not in run_deploy(port, kv_transfer={"transport": "local"})
 
 

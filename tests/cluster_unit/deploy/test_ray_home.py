@@ -121,8 +121,8 @@ def no_token() -> None:
 @pytest.mark.parametrize(
     ("says", "remedy"),
     [
-        (other_python, r"Python: 3\.1\.4.*with the Python and the Ray of that cluster"),
-        (no_node, r"No node info found.*this machine is none of that cluster"),
+        (other_python, r"Python: 3\.1\.4.*use the versions of Python and Ray of that cluster"),
+        (no_node, r"No node info found.*this machine is not part of that cluster"),
         (no_ray, r"no Ray runs on this machine"),
         (no_token, r"RAY_AUTH_MODE is"),
     ],

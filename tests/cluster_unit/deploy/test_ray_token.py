@@ -65,7 +65,7 @@ def test_token_that_is_not_taken_is_named_by_its_file_after_one_try(
         connect(head.address)
 
     assert str(caught.value).startswith(
-        f"the Ray at {head.address} did not accept the token in {file}: copy the head's"
+        f"the Ray at {head.address} did not accept the token in {file}: copy the token of the head"
     )
     assert head.num_calls == 1
 
@@ -74,19 +74,21 @@ def test_token_of_the_environment_is_named_by_its_variable(head: Head, monkeypat
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "1" * 64)
 
-    with pytest.raises(TokenRefusedError, match="did not accept the token in RAY_AUTH_TOKEN: copy the head's"):
+    with pytest.raises(
+        TokenRefusedError, match="did not accept the token in RAY_AUTH_TOKEN: copy the token of the head"
+    ):
         check_token(head.address)
 
 
 @pytest.mark.parametrize(
-    ("mode", "told"), [("disabled", "RAY_AUTH_MODE is disabled here: leave that out"), ("", "there is none here")]
+    ("mode", "told"), [("disabled", "RAY_AUTH_MODE is disabled here: unset it"), ("", "none is set here")]
 )
 def test_token_that_is_not_shown_is_asked_for(
     head: Head, monkeypatch: pytest.MonkeyPatch, mode: str, told: str
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
 
-    with pytest.raises(TokenRefusedError, match=f"asks for a token, and {told}"):
+    with pytest.raises(TokenRefusedError, match=f"requires a token, and {told}"):
         check_token(head.address)
 
 

@@ -79,7 +79,7 @@ def test_update_that_is_taken_back_leaves_a_pool_as_large_as_it_was(ray: FakeRay
     ray.pools.targets["decode"] = 5
     ray.outcomes = [FAILED]
 
-    with pytest.raises(StartError, match="what ran before runs again"):
+    with pytest.raises(StartError, match="the previous configuration runs again"):
         run_deploy(port, **keys_of({}, **FEWER_SEQS))
 
     assert ray.pools.targets["decode"] == 5

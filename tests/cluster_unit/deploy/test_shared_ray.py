@@ -77,7 +77,7 @@ def test_cluster_that_is_taken_off_while_it_starts_is_not_waited_for(
 ) -> None:
     answer_in_turn(monkeypatch, starting, end)
 
-    with pytest.raises(TakenOffError, match="taken off while it started"):
+    with pytest.raises(TakenOffError, match="removed while it started"):
         deployment().wait(lambda reports, status: None)
 
 
@@ -118,7 +118,7 @@ def test_what_a_private_ray_can_never_place_is_refused_at_once(monkeypatch: pyte
     keys = {"decode_replicas": 2, "decode": {"max_per_node": 1}}
 
     with pytest.raises(
-        ConfigError, match=r"lower decode_replicas to 1, or raise decode\.max_per_node to 2, or name a Ray"
+        ConfigError, match=r"lower decode_replicas to 1, or raise decode\.max_per_node to 2, or use a Ray"
     ):
         deployment(**keys).place()
     assert len(deployment(**keys, address="auto").place().homeless()) == 1

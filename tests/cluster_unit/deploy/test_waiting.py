@@ -33,7 +33,7 @@ def test_who_stops_waiting_is_told_that_serve_does_not_stop() -> None:
     with pytest.raises(Stopped), saying_what_goes_on(Console(file=said)):
         raise Stopped(signal.SIGINT)
 
-    assert all(word in said.getvalue() for word in ("Serve goes on", "`baton deploy`", "`baton shutdown`"))
+    assert all(word in said.getvalue() for word in ("Serve continues", "`baton deploy`", "`baton shutdown`"))
 
 
 def test_who_waits_to_the_end_is_told_nothing() -> None:

@@ -45,7 +45,7 @@ def test_gpus_that_are_taken_too_early_are_told_with_what_would_help() -> None:
 
     assert warning == (
         "decode.scaling.max_replicas is 4, but beside 1 prefill worker the one machine has room for 1 decode "
-        "worker: more would wait for a machine, for ever where Ray's autoscaler adds none; lower "
+        "worker: more would wait for a machine, forever if Ray's autoscaler adds none; lower "
         "decode.scaling.max_replicas to 1, or set prefill.num_gpus to null and set decode.num_gpus to null, or "
         "add machines"
     )

@@ -235,7 +235,7 @@ def test_what_no_machine_offers_is_named_with_the_remedy(model: ServedModel) -> 
         model, nodes, device="cuda", dtype="bfloat16", decode={"resources": {"baton_decode": 0.001}}
     ).problems
 
-    assert "decode replica 1 finds no machine" in problem
+    assert "decode replica 1 fits on no machine" in problem
     assert "no machine offers 0.001 baton_decode" in problem
     assert "--resources='{\"baton_decode\": 1}'" in problem
 
@@ -245,7 +245,7 @@ def test_too_many_workers_are_counted_against_what_there_is(model: ServedModel) 
         model, [gpu_node("a"), gpu_node("b")], device="cuda", dtype="bfloat16", decode_replicas=2
     ).problems
 
-    assert "decode replica 2 finds no machine: it takes 0.1 CPU, 1 GPU" in problem
+    assert "decode replica 2 fits on no machine: it takes 0.1 CPU, 1 GPU" in problem
     assert "the 2 machines together offer 32 CPU, 2 GPU" in problem
     assert "lower decode_replicas" in problem
 
@@ -296,7 +296,7 @@ def test_nodes_file_repeats_machines_and_refuses_what_it_does_not_know(tmp_path:
         ("1: 2", "unknown key 1; known keys: nodes"),
         ("nodes: []", "nodes: it must not be empty"),
         ("nodes: {cpus: 4}", "nodes: it must be a list"),
-        ("nodes: [4]", "nodes.0: it must hold keys of its own, got 4"),
+        ("nodes: [4]", "nodes.0: it must be a mapping of keys to values, got 4"),
         ("nodes: [{cpus: 4}]", "nodes.0.memory_gib is missing"),
         ("nodes: [{cpus: 4, memory_gib: 8, gpu: 1}]", "unknown key 'nodes.0.gpu'; did you mean 'nodes.0.gpus'?"),
         ("nodes: [{cpus: 4, memory_gib: .inf}]", "nodes.0.memory_gib"),
@@ -305,7 +305,7 @@ def test_nodes_file_repeats_machines_and_refuses_what_it_does_not_know(tmp_path:
         ("nodes: [{cpus: 4, memory_gib: 8, gpus: 1000000000000}]", "nodes.0.gpus"),
         ("nodes: [{cpus: 4, memory_gib: 8, resources: {fast: -1}}]", "fast is -1"),
         ("nodes: [{cpus: 4, memory_gib: 8, resources: {fast: .nan}}]", "fast: it must be a finite number, got nan"),
-        ("nodes: [{cpus: 4, memory_gib: 8, resources: {GPU: 2}}]", "GPU is no custom resource: use gpus"),
+        ("nodes: [{cpus: 4, memory_gib: 8, resources: {GPU: 2}}]", "GPU is not a custom resource: use gpus"),
     ],
 )
 def test_what_no_machine_can_be_is_named(tmp_path: Path, text: str, problem: str) -> None:
@@ -332,7 +332,7 @@ def test_workers_on_several_machines_need_a_network_of_their_own(model: ServedMo
 
     (warning,) = made.warnings
     assert f"warning: {warning}" in report(BatonConfig(device="cpu"), model, made)
-    assert "KV moves between 2 machines over ports of UCX, which ask nobody who they are" in warning
+    assert "KV moves between 2 machines over ports of UCX, which have no authentication" in warning
     assert "docs/security.md" in warning
 
 
@@ -357,7 +357,7 @@ def test_local_transport_over_two_machines_is_refused_with_the_remedy(model: Ser
     )
 
     (problem,) = made.problems
-    assert "kv_transfer.transport is local, and workers would go to 2 machines (a, b): set it to network" in problem
+    assert "kv_transfer.transport is local, but workers would run on 2 machines (a, b): set it to network" in problem
 
 
 def test_plan_warns_of_a_pool_that_cannot_grow_and_can_be_carried_out(model: ServedModel) -> None:

@@ -30,7 +30,7 @@ from tests.support.engine.checkpoints import make_checkpoint
 def test_length_beyond_the_models_is_refused_with_both_numbers() -> None:
     limit = load_model_config(builtin_model_dir()).max_model_len
 
-    with pytest.raises(PreflightError, match=f"max_model_len is {limit + 1}, but .* at most {limit} tokens"):
+    with pytest.raises(PreflightError, match=f"max_model_len is {limit + 1}, but .* a context of {limit} tokens"):
         check_model_len(limit + 1, builtin_model_dir())
 
 
@@ -50,13 +50,15 @@ def test_model_that_cannot_be_looked_at_is_refused_with_the_reason() -> None:
 
 @pytest.mark.parametrize("host", ["10.0.0..1", "a" * 70])
 def test_host_that_is_no_name_is_refused(host: str) -> None:
-    with pytest.raises(PreflightError, match=rf"cannot listen on {host}:8000: that is no name of a machine; choose"):
+    with pytest.raises(PreflightError, match=rf"cannot listen on {host}:8000: that is not a valid host name; choose"):
         check_port(host, 8000)
 
 
 @pytest.mark.parametrize("host", ["10.0.0..1", "300.1.1.1", "a b"])
 def test_host_of_a_deployment_that_is_no_address_is_refused_before_anything_changes(host: str) -> None:
-    with pytest.raises(PreflightError, match=rf"host is '{host}', where nobody can listen: .*; 0.0.0.0 is every"):
+    with pytest.raises(
+        PreflightError, match=rf"host is '{host}', which is not a usable address: .*; use 0.0.0.0 for all"
+    ):
         preflight(BatonConfig(address="auto", host=host))
 
 
@@ -75,15 +77,15 @@ def test_ray_address_that_cannot_be_is_refused_with_one_that_can(address: str) -
 
 
 @pytest.mark.parametrize(
-    ("address", "reason"), [("10.0.0..1:6379", "that is no name of a machine"), ("127.0.0.1:1", "Connection refused")]
+    ("address", "reason"), [("10.0.0..1:6379", "that is not a valid host name"), ("127.0.0.1:1", "Connection refused")]
 )
 def test_ray_that_does_not_answer_is_asked_after(address: str, reason: str) -> None:
-    with pytest.raises(PreflightError, match=f"{reason}; is it the address that `ray start --head` printed"):
+    with pytest.raises(PreflightError, match=f"{reason}; use the address that `ray start --head` printed"):
         check_ray_address(address)
 
 
 def test_model_that_is_no_directory_is_named_with_what_is_expected(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"none is not a directory: `model` names one on this machine"):
+    with pytest.raises(CheckpointError, match=r"none is not a directory: `model` must be one on this machine"):
         check_checkpoint(tmp_path / "none")
 
 
@@ -180,7 +182,7 @@ def test_exporter_is_asked_for_only_where_spans_are_wanted(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("folder", [Path(), Path.cwd()])
 def test_name_on_the_hub_is_told_how_to_be_downloaded(folder: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"`hf download owner/Llama-3\.1 --local-dir DIR`, then --model DIR"):
+    with pytest.raises(CheckpointError, match=r"`hf download owner/Llama-3\.1 --local-dir DIR`, then use --model DIR"):
         check_checkpoint(folder / "owner/Llama-3.1")
 
 

@@ -117,14 +117,14 @@ def test_rules_of_pools_that_follow_the_promises_reach_the_routers() -> None:
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"decode": BY_PROMISE}, "nothing is promised: set slo.ttft_ms and slo.itl_ms"),
-        ({"decode": BY_PROMISE, "slo": {"ttft_ms": 500}}, "slo.itl_ms, which its workers are there for, is not set"),
-        ({"prefill": BY_PROMISE, "slo": {"itl_ms": 50}}, "slo.ttft_ms, which its workers are there for, is not set"),
+        ({"decode": BY_PROMISE}, "no latency is promised: set slo.ttft_ms and slo.itl_ms"),
+        ({"decode": BY_PROMISE, "slo": {"ttft_ms": 500}}, "slo.itl_ms, which its workers should keep, is not set"),
+        ({"prefill": BY_PROMISE, "slo": {"itl_ms": 50}}, "slo.ttft_ms, which its workers should keep, is not set"),
         (
             {"decode": {**BY_PROMISE, "target_kv_usage": 0.5}, "slo": {"itl_ms": 50}},
-            "target_kv_usage is of `by: load`, but by is 'promise'",
+            "target_kv_usage only applies to `by: load`, but by is 'promise'",
         ),
-        ({"decode": {"max_replicas": 2, "target": 0.9}}, "target is of `by: promise`, but by is 'load'"),
+        ({"decode": {"max_replicas": 2, "target": 0.9}}, "target only applies to `by: promise`, but by is 'load'"),
         (
             {"prefill": BY_PROMISE, "decode": {"max_replicas": 4}, "slo": {"ttft_ms": 500}, "roles": "elastic"},
             "with roles elastic all workers are sized together",

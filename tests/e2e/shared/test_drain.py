@@ -47,4 +47,4 @@ async def test_worker_that_is_not_there_cannot_be_drained(wide_cluster: ClusterP
     drained = await asyncio.to_thread(run_baton, "drain", "nobody", "--url", wide_cluster.url)
 
     assert drained.returncode == 1
-    assert "no worker is 'nobody'" in drained.stderr
+    assert "there is no worker 'nobody'" in drained.stderr

@@ -129,7 +129,7 @@ async def test_rows_that_say_too_little_are_no_load() -> None:
     [
         (("--recorded", "http://127.0.0.1:9"), 1, "nothing answers at http://127.0.0.1:9"),
         (("--calibration", "http://127.0.0.1:9"), 1, "nothing answers at http://127.0.0.1:9"),
-        (("--start-s", "3", "--mix", "balanced", "--rate", "1"), 2, "are of a --trace or of --recorded"),
+        (("--start-s", "3", "--mix", "balanced", "--rate", "1"), 2, "need --trace or --recorded"),
         ((), 2, "--trace FILE, --recorded URL, or --mix and --rate"),
     ],
 )
