@@ -265,7 +265,7 @@ class FaultyTransport:
     @staticmethod
     def _refuse_impostor(peer: str) -> None:
         if peer.startswith(_IMPOSTOR_NAME):
-            raise TransportError(peer=peer, reason="injected: nobody is there")
+            raise TransportError(peer=peer, reason="injected: the peer does not exist")
 
 
 class FaultyRendezvous:

@@ -39,7 +39,7 @@ class ConnectorOptions(TransferOptions, DiskTierOptions, HostTierOptions, Source
             self._check_chain()
         elif self.chain:
             raise InvalidOptionError(
-                f"chain: {list(self.chain)} is given, but connector is {self.connector!r}; say connector: {CHAIN}"
+                f"chain: {list(self.chain)} is given, but connector is {self.connector!r}; set connector: {CHAIN}"
             )
         for tier in TIERS.values():
             self._check_tier(tier)
@@ -83,11 +83,11 @@ class ConnectorOptions(TransferOptions, DiskTierOptions, HostTierOptions, Source
             raise InvalidOptionError(f"{key} must be >= 0, got {num_bytes}")
         if num_bytes and not is_used:
             raise InvalidOptionError(
-                f"{key} is {num_bytes}, but no {tier.name} tier is used; say connector: {CHAIN}, chain: "
+                f"{key} is {num_bytes}, but no {tier.name} tier is used; set connector: {CHAIN}, chain: "
                 f"[{tier.name}, {self.peer_source}]"
             )
         if is_used and not num_bytes:
             raise InvalidOptionError(
-                f"chain: {list(self.chain)} has a {tier.name} tier, but {key} is 0; say how large it is"
+                f"chain: {list(self.chain)} has a {tier.name} tier, but {key} is 0: set it to the tier's size in bytes"
             )
         tier.check(self)

@@ -52,5 +52,5 @@ class TransferOptions:
                 raise InvalidOptionError(f"{name} must be a number of seconds above 0, got {seconds:g}")
         if self.faults is not None and not self.allow_faults:
             raise InvalidOptionError(
-                "faults: some are configured, but allow_faults is not true: set it if they are meant, or leave them out"
+                "faults: faults are configured, but allow_faults is not true: set it, or leave faults out"
             )

@@ -30,7 +30,7 @@ class StepSample:
 def fit_step_time(samples: Sequence[StepSample]) -> StepTimeModel:
     """The non-negative prices that fit the step times best, by relative error."""
     if not samples:
-        raise ValueError("there are no steps to fit prices to")
+        raise ValueError("no steps were measured, so that no prices can be fitted")
     work = np.array([_terms(sample.work) for sample in samples])
     seconds = np.array([sample.seconds for sample in samples])
     trust = np.ones_like(seconds)

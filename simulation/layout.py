@@ -100,7 +100,7 @@ def _router(num_workers: int) -> RouterSettings:
 def apart(num_prefill: int, num_decode: int, machine: Machine, *, chunk: int = LARGE_CHUNK) -> Layout:
     """A layout of workers that only prefill, and others that only decode."""
     if num_prefill < 1:
-        raise LayoutError("workers that stand apart are at least one of each kind")
+        raise LayoutError("a layout of separate pools needs at least one worker of each kind")
     return Layout(
         name=f"apart_{num_prefill}_{num_decode}",
         prefill=Pool(num_workers=num_prefill, machine=machine, chunk=chunk),

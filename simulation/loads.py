@@ -154,7 +154,7 @@ def read_trace(file: Path, *, num_requests: int, speed: float = 1.0, scale: int 
     except OSError as error:
         raise LoadError(f"the trace {file} cannot be read: {error.strerror}") from error
     except (KeyError, TypeError, ValueError) as error:
-        raise LoadError(f"{file}: line {len(arrivals) + 1} is not a request of a trace: {error!r}") from error
+        raise LoadError(f"{file}: line {len(arrivals) + 1} is not a valid request of a trace: {error!r}") from error
     return arrivals
 
 

@@ -145,7 +145,7 @@ class VirtualPool:
         Raises:
             WorkerRefusedError: Always.
         """
-        raise WorkerRefusedError(f"{replica_id} allows no {options}", code="faults_not_allowed")
+        raise WorkerRefusedError(f"{replica_id} does not allow {options}", code="faults_not_allowed")
 
     async def _travel(self) -> None:
         await asyncio.sleep(self._model.call_s)

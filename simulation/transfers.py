@@ -178,9 +178,7 @@ class VirtualTransfers:
         Raises:
             NotImplementedError: Always.
         """
-        raise NotImplementedError(
-            f"{self.identity.engine_id} meets nobody: {hello.identity.engine_id} knows it already"
-        )
+        raise NotImplementedError(f"{self.identity.engine_id} is already connected to {hello.identity.engine_id}")
 
     def close(self) -> None:
         """Leave the fabric: all reads by this worker and from it fail. Idempotent."""

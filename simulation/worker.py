@@ -281,7 +281,7 @@ class VirtualWorker:
 
     def _try_add(self, request: GenerateRequest) -> RequestRefusedError | None:
         if self._is_draining:
-            return RequestRefusedError("the worker is being drained and takes no more requests", code="draining")
+            return RequestRefusedError("the worker is being drained and accepts no more requests", code="draining")
         try:
             self.core.add_request(request)
         except RequestRefusedError as refusal:

@@ -25,7 +25,7 @@ def check_attention(architecture: str, specs: Iterable[AttentionSpec], device_ty
         missing = "latent attention" if spec.value_size is not None else missing
         if missing:
             raise ConfigError(
-                f"{architecture} needs {missing}, which no attention kernel for {device_type} computes",
+                f"{architecture} needs {missing}, which no attention kernel for {device_type} supports",
                 remedy="use device cpu",
             )
 

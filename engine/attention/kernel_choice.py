@@ -60,7 +60,7 @@ def torch_candidates() -> KernelCandidates:
     try:
         from engine.attention.paged_decode import paged_decode  # imported late: it needs Triton
     except ImportError as error:
-        logger.debug("there is no Triton: %s", error)
+        logger.debug("Triton is not available: %s", error)
     else:
         decode = (paged_decode,)
     return KernelCandidates(packed=(*FLASH_FORMS, efficient_varlen), paged=FLASH_FORMS, decode=decode)
@@ -78,7 +78,7 @@ def choose_kernels(
     packed = _first(candidates.packed, question.is_packed_right)
     if packed is None:
         raise ConfigError(
-            f"no attention kernel of torch {torch.__version__} runs on {_describe(device)} in {layout.dtype} with "
+            f"no attention kernel of torch {torch.__version__} works on {_describe(device)} in {layout.dtype} with "
             f"heads of {layout.head_dim}",
             remedy="use device cpu",
         )
@@ -185,9 +185,9 @@ def _first(kernels: Sequence[VarlenKernel], is_right: Callable[[VarlenKernel], b
         try:
             if is_right(kernel):
                 return kernel
-            logger.warning("an attention kernel is not used: it computes something else: %r", kernel)
+            logger.warning("an attention kernel is not used, because its results are wrong: %r", kernel)
         except Exception as error:  # from torch, Triton or a missing compiler: the kernel is not usable
-            logger.debug("an attention kernel refused: %r: %s", kernel, error)
+            logger.debug("an attention kernel is not supported here: %r: %s", kernel, error)
     return None
 
 

@@ -92,7 +92,7 @@ def unpack_answer(frame: bytes) -> Answer:
 def _unpack(frame: bytes, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
     if frame[:1] != _VERSION_BYTE:
         version = frame[0] if frame else "none"
-        raise CallError(f"a call or an answer is of version {version}, and this process reads version {CALL_VERSION}")
+        raise CallError(f"a call or an answer has version {version}, but this process reads version {CALL_VERSION}")
     try:
         return decoder.decode(memoryview(frame)[1:])
     except msgspec.DecodeError as error:
@@ -101,7 +101,7 @@ def _unpack(frame: bytes, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
 
 def _pack_ids(value: Any) -> bytes:
     if not isinstance(value, TokenIds):
-        raise NotImplementedError(f"a call has no {type(value).__name__}")
+        raise NotImplementedError(f"a call cannot contain a {type(value).__name__}")
     return value.data
 
 

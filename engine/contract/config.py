@@ -82,7 +82,9 @@ class CacheConfig:
         for name in ("kv_cache_bytes", "num_blocks"):
             value: int | None = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}; leave it out to size by free memory")
+                raise ConfigError(
+                    f"{name} must be at least 1, got {value}; leave it out to size the KV cache by the free memory"
+                )
         if self.kv_cache_bytes is not None and self.num_blocks is not None:
             raise ConfigError(
                 f"kv_cache_bytes ({self.kv_cache_bytes}) and num_blocks ({self.num_blocks}) both say how large the KV "
@@ -190,26 +192,33 @@ class SchedulerConfig:
         if self.max_long_partial_prefills > self.max_num_partial_prefills:
             raise ConfigError(
                 f"max_long_partial_prefills ({self.max_long_partial_prefills}) is larger than max_num_partial_prefills "
-                f"({self.max_num_partial_prefills}), of which they are a part"
+                f"({self.max_num_partial_prefills}), which includes them: lower it"
             )
         if self.max_long_partial_prefills and not self.long_prefill_token_threshold:
-            raise ConfigError("max_long_partial_prefills needs long_prefill_token_threshold, which says what is long")
+            raise ConfigError(
+                "max_long_partial_prefills needs long_prefill_token_threshold: set it to the length from which prompts "
+                "are long"
+            )
         if self.max_num_partial_prefills and not self.enable_chunked_prefill:
-            raise ConfigError("max_num_partial_prefills needs enable_chunked_prefill: otherwise no prefill is partial")
+            raise ConfigError(
+                "max_num_partial_prefills needs enable_chunked_prefill: set that, or leave max_num_partial_prefills out"
+            )
         if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
             raise ConfigError(
                 f"long_prefill_token_threshold ({self.long_prefill_token_threshold}) needs enable_chunked_prefill: "
-                "otherwise a prompt is computed whole; set it to 0 or split prompts"
+                "set it to 0 or enable chunked prefill"
             )
         if self.enable_priority_preemption and self.policy != "priority":
-            raise ConfigError(f"enable_priority_preemption needs policy 'priority', got {self.policy!r}")
+            raise ConfigError(
+                f"enable_priority_preemption needs policy 'priority', but policy is {self.policy!r}: set it"
+            )
         if self.max_decode_steps > 1 and self.async_scheduling is True:
             raise ConfigError(
-                f"max_decode_steps ({self.max_decode_steps}) and async_scheduling both keep the device busy while "
-                "nobody schedules: set max_decode_steps to 1, or async_scheduling to auto or false"
+                f"max_decode_steps ({self.max_decode_steps}) and async_scheduling true cannot be combined: set "
+                "max_decode_steps to 1, or async_scheduling to auto or false"
             )
         if not 0.0 <= self.watermark < 1.0:
-            raise ConfigError(f"watermark is a share of the blocks in [0, 1), got {self.watermark}")
+            raise ConfigError(f"watermark must be in [0, 1), got {self.watermark}")
         if self.ask_again_s <= 0.0:
             raise ConfigError(f"ask_again_s must be positive, got {self.ask_again_s}")
 
@@ -255,8 +264,8 @@ class GPUConfig:
     def __post_init__(self) -> None:
         if self.max_graph_batch_size is not None and self.max_graph_batch_size < 1:
             raise ConfigError(
-                f"max_graph_batch_size must be at least 1, got {self.max_graph_batch_size}; leave it out for no bound, "
-                "or set cuda_graphs to false"
+                f"max_graph_batch_size must be at least 1, got {self.max_graph_batch_size}; leave it out for the "
+                "default, or set cuda_graphs to false"
             )
 
 
@@ -299,7 +308,10 @@ class SpeculativeConfig:
         if self.max_kept_tokens < 0:
             raise ConfigError(f"speculative.max_kept_tokens must be >= 0, got {self.max_kept_tokens}")
         if self.method == "draft_model" and self.draft_model is None:
-            raise ConfigError("speculative.method is draft_model, but speculative.draft_model names no checkpoint")
+            raise ConfigError(
+                "speculative.method is draft_model, but speculative.draft_model is not set: set it to the directory of "
+                "a checkpoint"
+            )
         if self.method != "draft_model" and self.draft_model is not None:
             raise ConfigError(
                 f"speculative.draft_model is {str(self.draft_model)!r}, but speculative.method is {self.method!r}: "
@@ -322,8 +334,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.scheduler.max_decode_steps > 1 and self.speculative.method != "none":
             raise ConfigError(
-                f"max_decode_steps ({self.scheduler.max_decode_steps}) has no use beside speculative.method "
-                f"{self.speculative.method!r}, which looks at every step: set it to 1, or the method to none"
+                f"max_decode_steps ({self.scheduler.max_decode_steps}) has no effect with speculative.method "
+                f"{self.speculative.method!r}: set max_decode_steps to 1, or the method to none"
             )
         if self.cache.num_blocks is not None and self.scheduler.max_model_len is not None:
             self.scheduler.check_fits(

@@ -79,7 +79,7 @@ class ConnectorDeadError(EngineDeadError):
     """The engine still runs, but its connector's thread has ended: it can neither read KV nor hand it over."""
 
     def __init__(self) -> None:
-        super().__init__("the connector's thread ended: no KV can be read or handed over any more")
+        super().__init__("the connector's thread stopped: KV can no longer be read or handed over")
 
 
 class EngineStalledError(EngineDeadError):

@@ -41,7 +41,7 @@ def _with_token_keys(data: Any) -> Any:
     if wrong:
         named = ", ".join(repr(str(key)[:MAX_NUM_NAMED_CHARACTERS]) for key in wrong[:MAX_NUM_NAMED_KEYS])
         rest = f" and {len(wrong) - MAX_NUM_NAMED_KEYS} more" if len(wrong) > MAX_NUM_NAMED_KEYS else ""
-        raise ValueError(f"its keys must be token ids such as '50', got {named}{rest}")
+        raise ValueError(f"keys must be token ids such as '50', got {named}{rest}")
     return data
 
 
@@ -72,7 +72,7 @@ async def _read_bad_words(given: list[str], vocabulary: Vocabulary) -> tuple[tup
         if len(ids) > MAX_NUM_BAD_WORD_TOKENS:
             vocabulary.refuse(
                 f"the word {word[:MAX_NUM_NAMED_CHARACTERS]!r} has {len(ids)} tokens, the limit is "
-                f"{MAX_NUM_BAD_WORD_TOKENS}: give a part of it that stands for it",
+                f"{MAX_NUM_BAD_WORD_TOKENS}: give a shorter part of it",
                 param="bad_words",
             )
     if (num_tokens := sum(map(len, words))) > MAX_NUM_BAD_WORDS_TOKENS:

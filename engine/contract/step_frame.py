@@ -51,10 +51,10 @@ def unpack_step(frame: object) -> StepMessage:
         FrameError: It has another version, or is no frame.
     """
     if not isinstance(frame, bytes):
-        raise FrameError(f"a step came as {type(frame).__name__}, not as a frame: its worker is of another version")
+        raise FrameError(f"a step came as {type(frame).__name__}, not as a frame: its worker has another version")
     if frame[:1] != _VERSION_BYTE:
         version = frame[0] if frame else "none"
-        raise FrameError(f"a step came as a frame of version {version}, and this router reads version {FRAME_VERSION}")
+        raise FrameError(f"a step came as a frame of version {version}, but this router reads version {FRAME_VERSION}")
     try:
         content = _decoder.decode(memoryview(frame)[1:])
     except msgspec.DecodeError as error:

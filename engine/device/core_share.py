@@ -79,7 +79,8 @@ class CoreShare:
     ) -> None:
         if not usable or max(usable) >= MAX_CORES:
             raise CoreTableError(
-                f"the cores that this process may use are {list(usable)}: not known, or over {MAX_CORES}"
+                f"the cores that this process may use, {list(usable)}, are unknown or have numbers above "
+                f"{MAX_CORES - 1}"
             )
         self._clock_ns = clock_ns
         self.borrows = borrows

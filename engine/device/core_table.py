@@ -102,12 +102,12 @@ class CoreTable:
                 state = os.fstat(file)
                 if state.st_nlink and os.path.samestat(state, os.stat(self.path)):
                     if state.st_uid != os.geteuid():
-                        raise CoreTableError(f"{self.path} is another user's")
+                        raise CoreTableError(f"{self.path} belongs to another user")
                     if state.st_size != SIZE:
                         os.posix_fallocate(file, 0, SIZE)  # else a write kills the process when memory runs out
                         os.pwrite(file, struct.pack("q", _MAGIC), 0)
                     if os.pread(file, _WORD, 0) != struct.pack("q", _MAGIC):
-                        raise CoreTableError(f"{self.path} is of another layout than version {VERSION}: remove it")
+                        raise CoreTableError(f"{self.path} does not have the layout of version {VERSION}: remove it")
                     return file
             except FileNotFoundError:
                 pass
@@ -115,7 +115,7 @@ class CoreTable:
                 os.close(file)
                 raise
             os.close(file)
-        raise CoreTableError(f"{self.path} is removed again and again")
+        raise CoreTableError(f"{self.path} is removed repeatedly by another process")
 
     def _take_slot(self) -> int:
         """Take the first slot that no living process holds, and clear those of dead ones. The join lock stays held; it
@@ -130,7 +130,7 @@ class CoreTable:
                 free = slot
         if free is None:
             self._release()
-            raise CoreTableError(f"{self.path} has {MAX_WORKERS} slots, and all are taken")
+            raise CoreTableError(f"all {MAX_WORKERS} slots of {self.path} are taken")
         return free
 
     def admit(self, own: frozenset[int], usable: frozenset[int]) -> None:
@@ -258,7 +258,7 @@ def _make_private(folder: Path) -> None:
     state = folder.lstat()
     is_private = state.st_uid == os.geteuid() and not state.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
     if not stat.S_ISDIR(state.st_mode) or not is_private:
-        raise CoreTableError(f"{folder} is not a folder of this user's alone: remove it")
+        raise CoreTableError(f"{folder} is not a folder that only this user can access: remove it")
 
 
 def _mask_at(slot: int, number: int) -> int:
@@ -269,7 +269,7 @@ def _wait_for_lock(file: int) -> None:
     deadline_s = time.monotonic() + JOIN_TIMEOUT_S
     while not _lock(file, _JOIN_LOCK):
         if time.monotonic() > deadline_s:
-            raise CoreTableError(f"another worker has been coming or going for {JOIN_TIMEOUT_S:g} s")
+            raise CoreTableError(f"another worker has held the table's lock for {JOIN_TIMEOUT_S:g} s")
         time.sleep(_JOIN_POLL_S)
 
 

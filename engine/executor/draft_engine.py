@@ -72,6 +72,6 @@ def check_vocabulary(main: ModelShape, draft: ModelShape, *, path: Path) -> None
     if draft.vocab_size != main.vocab_size:
         raise ConfigError(
             f"the draft model in {path} has a vocabulary of {draft.vocab_size} tokens, and the model one of "
-            f"{main.vocab_size}: its drafts would mean something else",
+            f"{main.vocab_size}: its drafts would be other tokens",
             remedy="name a draft model of the same family in speculative.draft_model",
         )

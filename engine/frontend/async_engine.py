@@ -249,7 +249,7 @@ class AsyncEngine:
 
     def _try_add(self, request: GenerateRequest, core: EngineCore, came_s: float) -> RequestRefusedError | None:
         if self._is_draining:
-            return RequestRefusedError("the worker is being drained and takes no more requests", code="draining")
+            return RequestRefusedError("the worker is being drained and accepts no more requests", code="draining")
         try:
             core.add_request(request, waited_s=self._clock() - came_s)
         except RequestRefusedError as refusal:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from engine.contract.messages import FinishReason, RequestError, TokenDelta, Told
 from engine.frontend.feeds import CacheFeed
 
-ENGINE_DEAD = RequestError(code="engine_dead", message="the engine stopped working; the request was not finished")
+ENGINE_DEAD = RequestError(code="engine_dead", message="the engine stopped before the request was finished")
 
 
 MESSAGE_GAP_S = 0.004

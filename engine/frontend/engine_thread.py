@@ -131,7 +131,7 @@ class EngineThread:
             EngineStalledError: It made no step for too long while it had work.
         """
         if self._failure is not None:
-            raise EngineDeadError(f"the engine's loop ended: {self._failure!r}")
+            raise EngineDeadError(f"the engine's loop stopped: {self._failure!r}")
         if self._core is None or self._thread is None or not self._thread.is_alive():
             raise EngineDeadError("the engine is not running")
         if self.is_stalled:
@@ -248,5 +248,5 @@ class EngineThread:
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            logger.info("the event loop is gone; the engine stops")
+            logger.info("the event loop was closed; the engine stops")
             self._is_stopping = True

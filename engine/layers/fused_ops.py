@@ -99,7 +99,9 @@ def choose_fused_ops(
     except Exception as error:  # missing Triton, compiler or headers, or an old GPU: each raises other errors
         reason = str(error).partition("\n")[0] or type(error).__name__
         if asked is True:
-            raise ConfigError(f"gpu.compile_elementwise is true, but nothing can be compiled: {reason}") from error
-        logger.warning("elementwise operators are not compiled, which is slower: %s", reason)
+            raise ConfigError(
+                f"gpu.compile_elementwise is true, but kernels cannot be compiled: {reason}; set it to auto or false"
+            ) from error
+        logger.warning("elementwise operators are not compiled, which makes steps slower: %s", reason)
         return None
     return fused_ops

@@ -119,7 +119,8 @@ def _check_pairs(rope: RopeConfig, head_dim: int) -> None:
     rotary_dim = rope.rotary_dim(head_dim)
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise CheckpointError(
-            f"config.json: partial_rotary_factor {rope.partial} of a head of {head_dim} is no even part of it"
+            f"config.json: partial_rotary_factor {rope.partial} does not give an even number of the {head_dim} "
+            "dimensions of a head"
         )
     if rope.rope_type is not RopeType.LONGROPE:
         return

@@ -56,7 +56,9 @@ def load_model(
         model.finish_loading()
         return model
     if compile_elementwise is True:
-        raise ConfigError("gpu.compile_elementwise is true, but this model is computed by transformers' own code")
+        raise ConfigError(
+            "gpu.compile_elementwise is true, but this model is computed by transformers' code: leave it out"
+        )
     from engine.model.transformers_backend import config  # imported late: an optional dependency
     from engine.model.transformers_backend import model as backend
 

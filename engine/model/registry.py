@@ -105,14 +105,14 @@ def _read_by_transformers(path: Path, raw: Mapping[str, Any], *, trust_remote_co
     unknown = "" if is_native(raw) else f"{_unknown(raw)}. "
     if find_spec("transformers") is None:
         raise CheckpointError(
-            f"{unknown}Transformers, which has code for others, is not installed: pip install baton-serve[transformers]"
+            f"{unknown}Transformers, which supports others, is not installed: pip install baton-serve[transformers]"
         )
     from engine.model.transformers_backend.config import read_config  # imported late: an optional dependency
 
     try:
         return read_config(path, trust_remote_code=trust_remote_code)
     except CheckpointError as error:
-        raise CheckpointError(f"{unknown}By transformers' code: {error}") from error
+        raise CheckpointError(f"{unknown}With transformers' code: {error}") from error
 
 
 def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -131,7 +131,7 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 def _unknown(raw: Mapping[str, Any]) -> str:
     found = ", ".join(map(str, raw.get("architectures") or [])) or "none"
-    return f"config.json: architecture {found} is not among those that Baton computes: {', '.join(ARCHITECTURES)}"
+    return f"config.json: architecture {found} is not supported natively; supported: {', '.join(ARCHITECTURES)}"
 
 
 def architecture_module(name: str) -> ModuleType:

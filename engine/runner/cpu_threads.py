@@ -65,8 +65,8 @@ def check_threads(dtype: torch.dtype) -> float:
     num_threads, speedup = torch.get_num_threads(), measure_speedup(dtype)
     if speedup < (1 + num_threads) / 2:
         logger.warning(
-            "asked for %d threads, but a matrix product is only %.1f times as fast as with one: other processes use "
-            "the cores, or fewer are usable here (num_threads sets how many an engine uses)",
+            "with %d threads a matrix product is only %.1f times as fast as with one: other processes use the cores, "
+            "or fewer are usable here (num_threads sets the number of threads)",
             num_threads,
             speedup,
         )

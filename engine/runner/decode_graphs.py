@@ -167,7 +167,7 @@ class DecodeGraphs:
             now = self._clock()
             if now - started > MAX_CAPTURE_S:
                 logger.warning(
-                    "capturing decode graphs takes longer than %.0f s: batches of up to %d rows run without",
+                    "capturing decode graphs takes longer than %.0f s: batches of up to %d rows run without graphs",
                     MAX_CAPTURE_S,
                     size,
                 )
@@ -195,9 +195,9 @@ class DecodeGraphs:
         self._drop()
         if self._settings.is_required:
             raise ConfigError(
-                f"gpu.cuda_graphs is true, but decode steps cannot be captured: {error}; auto goes on without graphs"
+                f"gpu.cuda_graphs is true, but decode steps cannot be captured: {error}; auto continues without graphs"
             ) from error
-        logger.warning("decode steps run without CUDA graphs, which are slower: %s", error)
+        logger.warning("decode steps run without CUDA graphs, which makes them slower: %s", error)
 
     def _drop(self) -> None:
         self._graphs.clear()

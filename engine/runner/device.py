@@ -24,7 +24,7 @@ def choose_device(name: DeviceName) -> torch.device:
     """
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
-        raise ConfigError("device cuda is asked for, but torch finds no CUDA device here; use device cpu or auto")
+        raise ConfigError("device is cuda, but torch finds no CUDA device here; use device cpu or auto")
     if name == "cpu" or not has_gpu:
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
@@ -48,10 +48,10 @@ def choose_dtype(
     dtype = DTYPES[name if name != "auto" else model.cpu_dtype if on_cpu else model.gpu_dtype]
     if on_cpu and dtype not in (cpu_dtypes() if fast_dtypes is None else fast_dtypes):
         if name == "auto":
-            logger.info("this CPU has no products in %s: computing in float32", dtype)
+            logger.info("this CPU has no matrix products in %s: computing in float32", dtype)
             return torch.float32
         if not suits_panels(dtype):
-            logger.warning("this CPU has no products in %s and emulates them slowly; dtype float32 is faster", dtype)
+            logger.warning("this CPU emulates matrix products in %s, which is slow; dtype float32 is faster", dtype)
     if not on_cpu:
         return _choose_on_gpu(name, dtype, model.dtype, gpu_dtypes(device) if fast_dtypes is None else fast_dtypes)
     return dtype
@@ -63,18 +63,18 @@ def _choose_on_gpu(
     """``dtype`` if the GPU computes in it, else float16 for ``auto``. ``stored`` is the dtype of the checkpoint."""
     if dtype is torch.float32:
         raise ConfigError(
-            "dtype float32 does not run on cuda", remedy="use dtype auto, bfloat16 or float16, or device cpu"
+            "dtype float32 is not supported on cuda", remedy="use dtype auto, bfloat16 or float16, or device cpu"
         )
     if dtype in fast_dtypes:
         if name == "auto" and DTYPES[stored] is not dtype:
-            logger.info("the checkpoint is in %s, in which nothing runs on a GPU: computing in %s", stored, dtype)
+            logger.info("the checkpoint is in %s, which is not supported on GPUs: computing in %s", stored, dtype)
         return dtype
     if name == "auto":
         logger.warning(
-            "this GPU does not compute in %s: computing in %s, whose numbers end at 65,504", dtype, torch.float16
+            "this GPU does not support %s: computing in %s, whose largest number is 65,504", dtype, torch.float16
         )
         return torch.float16
-    raise ConfigError(f"this GPU does not compute in {dtype} ({name})", remedy="use dtype float16")
+    raise ConfigError(f"this GPU does not support {dtype} ({name})", remedy="use dtype float16")
 
 
 def gpu_dtypes(device: torch.device) -> frozenset[torch.dtype]:

@@ -18,7 +18,7 @@ from kv_transfer.connector import ConnectorEvents, LeaseEnded, LoadEnded
 KV_LOST = "kv_lost"
 """Error code of a request that goes back to its sender because too much of its KV was lost."""
 
-WAITED_IN_A_CIRCLE = "no room came for them while this engine's own were kept for others"
+WAITED_IN_A_CIRCLE = "the cache had no room for them while this engine kept blocks for other readers"
 
 
 class RemoteEvents:

@@ -114,13 +114,13 @@ class RequestValidator:
             raise PromptTooLongError(
                 num_prompt_tokens=num_prompt_tokens,
                 max_prompt_tokens=self._max_model_len - 1,
-                why=f"the model's length is {self._max_model_len}, and one token must be left to generate",
+                why=f"the model's context is {self._max_model_len} tokens, and at least one must be left to generate",
             )
         if num_prompt_tokens > self._max_kv_tokens:
             raise PromptTooLongError(
                 num_prompt_tokens=num_prompt_tokens,
                 max_prompt_tokens=self._max_kv_tokens,
-                why=f"the whole KV cache holds {self._max_kv_tokens} tokens",
+                why=f"the whole KV cache has room for {self._max_kv_tokens} tokens",
             )
         if not self._has_connector and (message.hand_over or message.kv_transfer is not None):
             raise RequestRefusedError(
@@ -134,7 +134,9 @@ class RequestValidator:
         # A request with output was accepted elsewhere: routers bound these, and a refusal would lose its KV.
         if num_waiting >= self._config.max_num_waiting and not message.output_token_ids:
             raise RequestRefusedError(
-                f"{num_waiting} requests are waiting, and at most {self._config.max_num_waiting} may", code="queue_full"
+                f"{num_waiting} requests are waiting, which is the limit (max_num_waiting is "
+                f"{self._config.max_num_waiting})",
+                code="queue_full",
             )
 
     def _check_beams(self, num_prompt_tokens: int, beams: BeamParams) -> None:
@@ -147,16 +149,18 @@ class RequestValidator:
         if self._max_beam_tokens(num_prompt_tokens, beams.width) < num_prompt_tokens:
             raise RequestRefusedError(
                 f"{beams.width} beams of a prompt of {num_prompt_tokens} tokens need more KV than the whole cache "
-                "holds: ask for fewer",
+                "has room for: use fewer beams",
                 code=TOO_MANY_BEAMS,
             )
 
     def _check_grammar(self, sampling: SamplingParams) -> None:
         if self._grammars is None:
-            raise RequestRefusedError("the request has a grammar, and this engine compiles none", code=GRAMMAR_REFUSED)
+            raise RequestRefusedError(
+                "the request has a grammar, but this engine has no compiler for grammars", code=GRAMMAR_REFUSED
+            )
         if not sampling.eos_token_ids:
             raise RequestRefusedError(
-                "the request has a grammar, and no end-of-sequence token that could end its output",
+                "the request has a grammar, but no end-of-sequence token that could end its output",
                 code=GRAMMAR_REFUSED,
             )
 

@@ -67,7 +67,9 @@ class WorkerFolder:
                     return cls(path, lock, layout_hash=layout_hash, block_bytes=block_bytes)
         except OSError as error:
             raise InvalidOptionError(f"disk_path: {parent} cannot be used: {error.strerror or error}") from error
-        raise InvalidOptionError(f"disk_path: all {_MAX_FOLDERS} folders in {parent} are in use, or not ours")
+        raise InvalidOptionError(
+            f"disk_path: all {_MAX_FOLDERS} folders in {parent} are in use or belong to others: use another disk_path"
+        )
 
     def name_of(self, block_hash: bytes, checksum: int) -> str:
         """The name of the file for this content."""
@@ -125,7 +127,7 @@ class WorkerFolder:
                 while rest:
                     num_read = os.readv(handle, [rest])
                     if not num_read:
-                        raise DamagedFileError(f"{name} ends too early")
+                        raise DamagedFileError(f"{name} is truncated")
                     rest = rest[num_read:]
                 with contextlib.suppress(OSError):
                     os.utime(handle)
@@ -134,7 +136,7 @@ class WorkerFolder:
         except OSError as error:
             raise DamagedFileError(f"{name}: {error.strerror or error}") from error
         if xxhash.xxh3_64_intdigest(content) != checksum:
-            raise DamagedFileError(f"{name} does not hold what was written")
+            raise DamagedFileError(f"{name} has other content than was written")
 
     def delete(self, name: str) -> None:
         """Remove a file, if it is there."""

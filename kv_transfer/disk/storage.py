@@ -178,7 +178,7 @@ class DiskStorage:
         try:
             self._work()
         except Exception:
-            logger.exception("the disk tier's thread died: nothing is stored or loaded any more")
+            logger.exception("the disk tier's thread stopped: it no longer stores or loads blocks")
         finally:
             with self._condition:
                 self._has_ended = True
@@ -244,7 +244,9 @@ class DiskStorage:
                 self._folder.read(file.name, file.checksum, self._view(_READ_WAY))
             except DamagedFileError as error:
                 if not self._has_complained:
-                    logger.warning("the disk tier lost a block, which is computed again; others are counted: %s", error)
+                    logger.warning(
+                        "the disk tier lost a block, which is computed again; further ones are only counted: %s", error
+                    )
                     self._has_complained = True
                 self._delete(slot)
                 self._lose(slot, file.block_hash)
@@ -274,7 +276,7 @@ class DiskStorage:
         """Store nothing for a while, and log it once."""
         if self._refuses_until_s is None:
             logger.error(
-                "the disk tier stores nothing for now, it cannot write to %s: %s",
+                "the disk tier stores nothing for now, because it cannot write to %s: %s",
                 self._folder.path,
                 error.strerror or error,
             )

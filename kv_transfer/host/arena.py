@@ -70,7 +70,7 @@ def build_arena(blocks: KVRegion, *, host_bytes: int) -> HostArena:
     num_slots = host_bytes // blocks.block_bytes
     if num_slots < 1:
         raise InvalidOptionError(
-            f"host_bytes: {host_bytes} is less than one KV block, which takes {blocks.block_bytes}"
+            f"host_bytes: {host_bytes} is less than the {blocks.block_bytes} bytes of one KV block"
         )
     total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if host_bytes > total_bytes:

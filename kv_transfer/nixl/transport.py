@@ -75,7 +75,7 @@ class NixlTransport:
         self._thread_in_device: int | None = None
         self._enter_device()
         if lack := shared_memory_lack() if is_local else "":
-            logger.warning("other workers cannot be met: %s", lack)
+            logger.warning("other workers cannot connect to this one: %s", lack)
         name = f"{identity.engine_id}/{identity.incarnation}"
         agent = NixlAgent(name, memory=region.memory, is_local=is_local)
         try:
@@ -200,7 +200,7 @@ class NixlTransport:
         except NIXL_ERRORS as error:
             if not self._has_receive_failed:
                 self._has_receive_failed = True
-                logger.warning("notifications not received (said once): %r", error)
+                logger.warning("notifications not received (logged once): %r", error)
             return ()
 
     def close(self) -> None:

@@ -135,7 +135,7 @@ class PartReads:
         has_hung = oldest is not None and self._attention_s - oldest.posted_s >= limit_s
         if has_hung and not self.has_hung and oldest is not None:
             logger.error(
-                "a read hangs for good, and holds %d blocks: engine_id=%s seconds=%.0f",
+                "a read hangs permanently and holds %d blocks: engine_id=%s seconds=%.0f",
                 len(oldest.part.block_ids),
                 oldest.peer.identity.engine_id,
                 self._attention_s - oldest.posted_s,

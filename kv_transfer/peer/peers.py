@@ -166,7 +166,7 @@ class PeerTable:
         self._next_expiry_s = now_s + _IDLE_S / 4
         for peer in tuple(self._peers.values()):
             if not peer.num_reads and now_s - peer.used_s >= (_IDLE_READER_S if peer.is_reader else _IDLE_S):
-                logger.info("idle peer forgotten: engine_id=%s", peer.identity.engine_id)
+                logger.info("idle peer removed: engine_id=%s", peer.identity.engine_id)
                 self.drop(peer)
 
     def meet(self, identity: PeerIdentity) -> Handshake:
@@ -220,7 +220,7 @@ class PeerTable:
         self._backoffs.pop(engine_id, None)
         self._make_room(besides=peer)
         self._counters.num_handshakes += 1
-        logger.info("peer met: engine_id=%s incarnation=%s", engine_id, hello.identity.incarnation)
+        logger.info("peer connected: engine_id=%s incarnation=%s", engine_id, hello.identity.incarnation)
 
     def _add(self, hello: Hello) -> str:
         engine_id = hello.identity.engine_id

@@ -277,7 +277,7 @@ class Reader:
         if now_s < load.next_done_s:
             return False
         if load.num_dones == _MAX_DONES:
-            self._lose_peer(load.peer, "no answer to done")
+            self._lose_peer(load.peer, "the source did not confirm the end of the read")
             return True
         load.num_dones += 1
         load.next_done_s = now_s + self._limits.done_retry_s
@@ -323,7 +323,7 @@ class Reader:
             self._counters.num_stalled_loads += 1
             self._on_stalled(load.order.request_id)
         if load.peer is not None:
-            self._lose_peer(load.peer, "a read hangs; if this one's always do, are all ports between the hosts open?")
+            self._lose_peer(load.peer, "a read hangs; if all reads do, check that ports between the hosts are open")
 
     def _may_retry(self, load: Load) -> bool:
         """True when a load may be retried after its connection broke: the connection may only have been idle."""

@@ -250,7 +250,7 @@ class TransferWorker:
                 self._sleep(did_anything=self._turn())
         except Exception:
             self._has_failed = True
-            logger.exception("the connector's thread died; every load fails from now on")
+            logger.exception("the connector's thread stopped; every load fails from now on")
         finally:
             self._shut_down()
 
@@ -315,7 +315,7 @@ class TransferWorker:
         try:
             self._transport.send(reader, encode_notification(notification))
         except TransportError as error:
-            logger.info("a reader could not be told: %s", error)
+            logger.info("a message to a reader could not be sent: %s", error)
             self._peers.drop_by_name(reader)
 
     def _sleep(self, *, did_anything: bool) -> None:

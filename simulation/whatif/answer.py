@@ -87,7 +87,7 @@ def load_of(question: Question, machine: Machine) -> list[Arrival]:
     if longest > room:
         raise LoadError(
             f"a request has {longest} tokens, prompt and answer together, and a worker of {machine.name} takes {room}: "
-            "divide the lengths by --scale, or take the --calibration of a larger machine"
+            "divide the lengths with --scale, or use the --calibration of a larger machine"
         )
     return arrivals
 

@@ -72,10 +72,10 @@ def find_calibration(text: str) -> Calibration:
         content = json.loads(file.read_bytes())
     except OSError as error:
         raise MachineFileError(
-            f"{text} cannot be read: {error.strerror}; known by name are {', '.join(MACHINES)}"
+            f"{text} cannot be read: {error.strerror}; known names: {', '.join(MACHINES)}"
         ) from error
     except ValueError as error:
-        raise MachineFileError(f"{file} is no JSON: {error}") from error
+        raise MachineFileError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, dict) or "machine" not in content:
         return Calibration(machine=load_machine(file))
     unknown = sorted(set(content) - {"machine", "errors"})

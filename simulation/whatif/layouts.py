@@ -16,7 +16,7 @@ MAX_WORKERS = 1024
 ALL_RATIOS = 8
 """Up to this many workers, a search tries every ratio of prefill to decode workers; with more, only some."""
 
-FORMS = "apart:2+6, unified:8, unified:8/128 (chunks of 128 tokens) and elastic:8 are some"
+FORMS = "layouts are written as apart:2+6, unified:8, unified:8/128 (chunks of 128 tokens) or elastic:8"
 
 
 def parse_layouts(text: str, machine: Machine, promise: Promise) -> list[Layout]:
@@ -27,7 +27,7 @@ def parse_layouts(text: str, machine: Machine, promise: Promise) -> list[Layout]
     """
     found = [parse_layout(name.strip(), machine, promise) for name in text.split(",") if name.strip()]
     if not found:
-        raise LayoutError(f"no layout is named in {text!r}: {FORMS}")
+        raise LayoutError(f"no layout is named in {text!r}; {FORMS}")
     return list({layout.name: layout for layout in found}.values())
 
 
@@ -39,26 +39,26 @@ def parse_layout(name: str, machine: Machine, promise: Promise) -> Layout:
     """
     match = NAME.fullmatch(name)
     if match is None:
-        raise LayoutError(f"{name!r} is no layout: {FORMS}")
+        raise LayoutError(f"{name!r} is not a layout; {FORMS}")
     first, second, chunk = (int(text) if (text := match[part]) else None for part in ("first", "second", "chunk"))
     kind = match["kind"]
     if (kind == "apart") is (second is None):
         counts = (
-            "two numbers of workers, as apart:2+6 has" if kind == "apart" else f"one number of workers, as {kind}:8"
+            "two numbers of workers, as in apart:2+6" if kind == "apart" else f"one number of workers, as in {kind}:8"
         )
-        raise LayoutError(f"{name}: it takes {counts}")
+        raise LayoutError(f"{name}: give {counts}")
     if chunk is not None and (kind != "unified" or chunk < 1):
-        raise LayoutError(f"{name}: chunks are of unified workers, and at least 1 token, as in unified:8/128")
+        raise LayoutError(f"{name}: chunks need unified workers and at least 1 token, as in unified:8/128")
     assert first is not None
     if first + (second or 0) > MAX_WORKERS:
-        raise LayoutError(f"{name} has {first + (second or 0)} workers, at most {MAX_WORKERS} are simulated")
+        raise LayoutError(f"{name} has {first + (second or 0)} workers, at most {MAX_WORKERS} can be simulated")
     _check_least(name, kind, first, second)
     return replace(_make(kind, first, second, chunk, machine, promise), name=name)
 
 
 def _check_least(name: str, kind: str, first: int, second: int | None) -> None:
     if kind == "unified" and first < 1:
-        raise LayoutError(f"{name} has {first} workers: a layout needs at least one worker, as unified:1 has")
+        raise LayoutError(f"{name} has {first} workers: a layout needs at least one worker, as in unified:1")
     if kind == "elastic" and first < 2:
         raise LayoutError(
             f"{name} has {first} {'worker' if first == 1 else 'workers'}: elastic ones lean to prompts or to tokens, "

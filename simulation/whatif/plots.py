@@ -32,7 +32,7 @@ def check_plots(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise PlotsUnavailableError(f"--plots {folder}: there can be no such folder: {error.strerror}") from error
+        raise PlotsUnavailableError(f"--plots {folder}: the folder cannot be created: {error.strerror}") from error
 
 
 def draw(verdicts: Sequence[Verdict], folder: Path) -> list[Path]:

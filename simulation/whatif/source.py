@@ -54,7 +54,7 @@ class ArrivalRow(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> ArrivalRow:
         if self.prefix is None and self.prefix_tokens is not None:
-            raise ValueError("prefix_tokens is given without prefix, the name of those who share them")
+            raise ValueError("prefix_tokens needs prefix, the name of the prefix that requests share")
         return self
 
 
@@ -82,7 +82,7 @@ class TraceSource:
         if found := part.of(self._arrivals(times)):
             return found
         if not times:
-            raise LoadError(f"the trace {self.file} has no requests: each is a line such as {EXAMPLE}")
+            raise LoadError(f"the trace {self.file} has no requests: write each as a line such as {EXAMPLE}")
         until = "" if math.isinf(self.seconds) else f" for {self.seconds:g} s"
         raise LoadError(
             f"the trace {self.file} has no requests from second {self.start_s:g} on{until}: they leave from second "
@@ -103,7 +103,9 @@ class TraceSource:
         except OSError as error:
             raise LoadError(f"the trace {self.file} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise LoadError(f"the trace {self.file} is no text: {error.reason} at byte {error.start}") from error
+            raise LoadError(
+                f"the trace {self.file} is not a text file: {error.reason} at byte {error.start}"
+            ) from error
 
     def _read(self, line: str, number: int) -> Arrival:
         where = f"{self.file}: line {number}"
@@ -112,7 +114,7 @@ class TraceSource:
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
-            raise LoadError(f"{where} is {reprlib.repr(line)}, no JSON object of a trace such as {EXAMPLE}")
+            raise LoadError(f"{where} is {reprlib.repr(line)}, but must be a JSON object such as {EXAMPLE}")
         try:
             if "timestamp" in row:
                 return parse_trace_row(row, scale=self.scale)
@@ -122,7 +124,7 @@ class TraceSource:
         except KeyError as error:
             raise LoadError(f"{where}: {error.args[0]} is missing") from error
         except (TypeError, ValueError, OverflowError) as error:
-            raise LoadError(f"{where} is not a request of a trace: {error}") from error
+            raise LoadError(f"{where} is not a valid request of a trace: {error}") from error
 
 
 def _problem(problem: ErrorDetails) -> str:

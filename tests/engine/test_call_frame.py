@@ -134,8 +134,8 @@ def test_a_number_of_more_than_64_bits_cannot_be_written(seed: int) -> None:
 @pytest.mark.parametrize(
     ("frame", "reason"),
     [
-        (b"", f"version none, and this process reads version {CALL_VERSION}"),
-        (bytes([CALL_VERSION + 1]), f"version {CALL_VERSION + 1}, and this process reads version {CALL_VERSION}"),
+        (b"", f"version none, but this process reads version {CALL_VERSION}"),
+        (bytes([CALL_VERSION + 1]), f"version {CALL_VERSION + 1}, but this process reads version {CALL_VERSION}"),
         (bytes([CALL_VERSION]) + b"\xc1", "cannot be read"),
         (pack_answer(Answer()), "cannot be read"),
         (pack_call(Submit((REQUEST,))).replace(b"\xc4\x0c", b"\x0c", 1), "cannot be read"),

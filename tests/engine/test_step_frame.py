@@ -197,7 +197,7 @@ def test_a_worker_that_tells_nothing_besides_is_read_and_a_router_that_reads_non
 def test_other_version_is_refused_by_its_number() -> None:
     frame = bytes([FRAME_VERSION + 1]) + pack_step(message())[1:]
 
-    with pytest.raises(FrameError, match=f"version {FRAME_VERSION + 1}, and this router reads version {FRAME_VERSION}"):
+    with pytest.raises(FrameError, match=f"version {FRAME_VERSION + 1}, but this router reads version {FRAME_VERSION}"):
         unpack_step(frame)
 
 

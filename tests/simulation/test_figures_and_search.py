@@ -141,7 +141,7 @@ def test_a_load_of_long_prompts_is_served_best_by_more_prefill_workers_than_one_
 def test_layouts_without_anybody_to_decode_are_refused() -> None:
     with pytest.raises(LayoutError, match="at least one decode worker"):
         unified(0, CPU_CORE)
-    with pytest.raises(LayoutError, match="at least one of each kind"):
+    with pytest.raises(LayoutError, match="at least one worker of each kind"):
         apart(0, 4, CPU_CORE)
 
 

@@ -113,7 +113,7 @@ def test_a_trace_that_cannot_be_read_says_where(tmp_path: Path) -> None:
 
     with pytest.raises(LoadError, match="No such file"):
         read_trace(tmp_path / "none.jsonl", num_requests=1)
-    with pytest.raises(LoadError, match=r"line 2 is not a request of a trace: KeyError\('hash_ids'\)"):
+    with pytest.raises(LoadError, match=r"line 2 is not a valid request of a trace: KeyError\('hash_ids'\)"):
         read_trace(trace_file(tmp_path, good, {"timestamp": 1}), num_requests=2)
     with pytest.raises(LoadError, match="scale must divide 512, got 3"):
         read_trace(trace_file(tmp_path, good), num_requests=1, scale=3)

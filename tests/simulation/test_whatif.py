@@ -105,9 +105,9 @@ def test_both_forms_of_lines_may_stand_in_a_file(tmp_path: Path) -> None:
         ),
         ({"t": 0, "output_tokens": 1}, "line 2: prompt_tokens is missing"),
         ({"t": 0, "prompt_tokens": 1, "output_tokens": 1, "x": 1}, "line 2: unknown key 'x'; known keys: t, "),
-        (plain_row(0, 5, prefix_tokens=3), "prefix_tokens is given without prefix"),
+        (plain_row(0, 5, prefix_tokens=3), "prefix_tokens needs prefix"),
         ({**plain_row(0, 5), "output_tokens": 0}, "line 2: output_tokens: input .* equal to 1, got 0"),
-        ([1], r"line 2 is '\[1\]', no JSON object of a trace such as {\"t\": "),
+        ([1], r"line 2 is '\[1\]', but must be a JSON object such as {\"t\": "),
         ({"timestamp": 5}, "line 2: hash_ids is missing"),
         (mooncake_row(hash_ids=1), "trace: hash_ids must be a list"),
         (mooncake_row(hash_ids=[1, [2]]), "hash_ids must be a list of whole numbers"),
@@ -159,7 +159,7 @@ def test_times_with_days_between_them_are_refused_with_the_way_out(
 def test_a_file_that_is_no_trace_is_named_with_its_first_line(text: str, tmp_path: Path) -> None:
     (file := tmp_path / "README.md").write_text(text)
 
-    with pytest.raises(LoadError, match=r"README.md: line 1 is '.*', no JSON object of a trace") as refused:
+    with pytest.raises(LoadError, match=r"README.md: line 1 is '.*', but must be a JSON object such as") as refused:
         TraceSource(file=file).load()
 
     assert len(str(refused.value)) < 400
@@ -208,7 +208,7 @@ def test_loads_without_requests_are_refused(tmp_path: Path) -> None:
         TraceSource(file=rows_file(tmp_path, plain_row(0, 5), plain_row(2, 5)), start_s=9.0).load()
     with pytest.raises(LoadError, match="no requests from second 9 on for 3 s: "):
         TraceSource(file=rows_file(tmp_path, plain_row(0, 5)), start_s=9.0, seconds=3.0).load()
-    with pytest.raises(LoadError, match=r"arrivals.jsonl has no requests: each is a line such as {"):
+    with pytest.raises(LoadError, match=r"arrivals.jsonl has no requests: write each as a line such as {"):
         TraceSource(file=rows_file(tmp_path)).load()
     with pytest.raises(LoadError, match="brings none in 1 s"):
         DescribedSource(mix="balanced", shape="steady", rate=1e-6, seconds=1.0).load()
@@ -252,10 +252,10 @@ def test_layouts_are_read_as_they_are_called() -> None:
     "text, message",
     [
         ("", "no layout is named"),
-        ("both:3", "'both:3' is no layout: apart:2\\+6"),
+        ("both:3", "'both:3' is not a layout; layouts are written as apart:2\\+6"),
         ("apart:3", "two numbers of workers"),
         ("unified:3+1", "one number"),
-        ("elastic:4/128", "chunks are of unified workers"),
+        ("elastic:4/128", "chunks need unified workers"),
         ("unified:0", "unified:0 has 0 workers: a layout needs at least one worker"),
         ("elastic:1", "elastic:1 has 1 worker: .* name elastic:2"),
         ("apart:0+2", "apart:0\\+2 has 0 prefill and 2 decode workers: .* as apart:1\\+1"),
@@ -299,7 +299,7 @@ def test_the_packaged_errors_are_those_of_the_kept_results() -> None:
         ('"mean": 3.0', '"mean": "low"', "errors.goodput.mean: Input should be a valid number"),
         ('"errors"', '"faults"', "faults is not a key of a calibration"),
         ('"block_size": 16', '"block_size": 0', "block_size must be at least 1"),
-        ('"machine"', "machine", "is no JSON"),
+        ('"machine"', "machine", "is not valid JSON"),
     ],
 )
 def test_what_is_wrong_with_a_calibration_is_named(before: str, after: str, text: str, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{file} cannot be read as JSON: {error}") from None
     if not isinstance(content, dict):
-        raise CheckpointError(f"{file} holds no JSON object")
+        raise CheckpointError(f"{file} does not contain a JSON object")
     return content
 
 

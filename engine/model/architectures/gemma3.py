@@ -22,7 +22,7 @@ def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
     cap = raw.get("attn_logit_softcapping")
     if cap is not None:
         raise CheckpointError(
-            f"config.json: attn_logit_softcapping {cap} is not supported: Gemma 3 was trained without; remove it"
+            f"config.json: attn_logit_softcapping {cap} is not supported: Gemma 3 was trained without it; remove it"
         )
     ropes = _rope_parameters(raw)
     pattern_key = next((key for key in ("sliding_window_pattern", "_sliding_window_pattern") if raw.get(key)), "")

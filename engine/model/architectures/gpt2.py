@@ -30,7 +30,7 @@ NAMES: Final = TensorNames(
 def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
     """See ``registry.ARCHITECTURES``. GPT-2 has its own names for the keys of config.json."""
     if raw.get("add_cross_attention"):
-        raise CheckpointError("config.json: add_cross_attention is not supported; serve a decoder without an encoder")
+        raise CheckpointError("config.json: add_cross_attention is not supported; serve a model that is only a decoder")
     width = positive(raw, "n_embd")
     num_positions = positive(raw, "n_positions")
     common = {

@@ -61,7 +61,9 @@ def check_config(config: PreTrainedConfig, path: Path) -> None:
                 "gets would depend on the others of its batch"
             )
     if (path / "adapter_config.json").exists():
-        raise CheckpointError(f"{path} is an adapter for a model (adapter_config.json), not a model")
+        raise CheckpointError(
+            f"{path} is an adapter (adapter_config.json), not a model: merge it into its base model first"
+        )
 
 
 def _rope_types(config: PreTrainedConfig) -> Iterator[str]:

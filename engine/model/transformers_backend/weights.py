@@ -110,6 +110,8 @@ def _check(path: Path, info: dict[str, Any]) -> None:
     if missing:
         raise CheckpointError(f"{path} is incomplete: {len(missing)} missing tensors, first {missing[0]}")
     if unexpected:
-        raise CheckpointError(f"{path} holds tensor {unexpected[0]}, which config.json has no place for")
+        raise CheckpointError(
+            f"{path} holds tensor {unexpected[0]}, which does not belong to the architecture in config.json"
+        )
     if info["mismatched_keys"]:
         raise CheckpointError(f"{path}: tensors of other shapes than config.json asks for: {info['mismatched_keys']}")

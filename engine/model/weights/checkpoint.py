@@ -67,7 +67,7 @@ def _load_tensor(tensors: Any, name: str, file: Path, target: torch.Tensor | Non
     if target is None and name.endswith(COMPUTED_TENSOR_SUFFIXES):
         return 0
     if target is None:
-        raise CheckpointError(f"{file} holds tensor {name}, which config.json has no place for")
+        raise CheckpointError(f"{file} holds tensor {name}, which does not belong to the architecture in config.json")
     source: torch.Tensor = tensors.get_tensor(name)
     if source.shape != target.shape:
         raise CheckpointError(

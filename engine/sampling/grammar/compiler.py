@@ -207,7 +207,7 @@ class GrammarStore:
 
     def _compiled(self, grammar: str) -> Grammar | GrammarFailure:
         if not self._eos_token_ids:
-            return GrammarFailure("this model has no end-of-sequence token, so that no grammar could come to its end")
+            return GrammarFailure("this model has no end-of-sequence token, which grammars need to end an output")
         matcher = LLMatcher(self._find_tokenizer(), grammar, log_level=0, limits=self._limits)
         if matcher.is_error():
             return GrammarFailure(f"the grammar cannot be compiled: {told_error(matcher)}")

@@ -20,7 +20,7 @@ MAX_OVERRUN_S: Final = 0.5
 grammar may be slow now and then.
 """
 
-TOO_LONG: Final = "it takes too long, as where a text can be read in many ways"
+TOO_LONG: Final = "it takes too long, as it does if a text can be parsed in many ways"
 
 
 @dataclass(slots=True)

@@ -257,7 +257,7 @@ class GrammarMasks:
             _set(mask, row.ending_token_ids, True)
             job.endings.append(Ending(place, row.ending_token_ids))
         elif is_known:
-            row.failure = "none of allowed_token_ids fits the grammar where the output is"
+            row.failure = "none of allowed_token_ids fits the grammar at this point of the output"
             job.failures.append(RowFailure(int(job.rows[place]), row.failure))
 
 

@@ -95,7 +95,7 @@ class EarlyLoads:
         """
         self.drop(request.request_id)
         if self._consumer is None or not self._consumer.can_stream:
-            raise RequestRefusedError("this engine does not read prompts while they are computed", code="cannot_stream")
+            raise RequestRefusedError("this engine does not read KV while prompts are computed", code="cannot_stream")
         if len(self._early) >= self._max_num:
             raise RequestRefusedError(f"{self._max_num} requests are announced already", code="queue_full")
         self._num_added += 1

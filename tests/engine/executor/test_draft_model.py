@@ -169,7 +169,7 @@ def test_f3_a_draft_model_of_other_tokens_is_refused_with_both_sizes(path: Path,
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"method": "draft_model"}, "draft_model names no checkpoint"),
+        ({"method": "draft_model"}, "draft_model is not set"),
         ({"method": "ngram", "draft_model": Path("small")}, "'ngram'"),
         ({"draft_cache_tokens": 0}, "draft_cache_tokens"),
     ],

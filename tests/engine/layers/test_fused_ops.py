@@ -103,7 +103,7 @@ def test_where_nothing_can_be_compiled_operators_do_and_one_warning_says_why(
     with caplog.at_level(logging.WARNING):
         assert choose_fused_ops("auto", OTHER, torch.float32, spec=SPEC, build=refuse) is None
     assert [record.getMessage() for record in caplog.records] == [
-        f"elementwise operators are not compiled, which is slower: {reason}"
+        f"elementwise operators are not compiled, which makes steps slower: {reason}"
     ]
 
 

@@ -102,7 +102,7 @@ def test_a_directory_without_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["{", "[]", "\xff"])
 def test_a_config_that_is_no_json_object(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(CheckpointError, match=r"config\.json (cannot be read as JSON|holds no JSON object)"):
+    with pytest.raises(CheckpointError, match=r"config\.json (cannot be read as JSON|does not contain a JSON object)"):
         load_model_config(tmp_path)
 
 

@@ -31,9 +31,9 @@ def _config(**changes: Any) -> dict[str, Any]:
     [
         (
             {"architectures": ["OPTForCausalLM"]},
-            "architecture OPTForCausalLM is not among those that Baton computes: Deepseek",
+            "architecture OPTForCausalLM is not supported natively; supported: Deepseek",
         ),
-        ({"architectures": None}, "architecture none is not among"),
+        ({"architectures": None}, "architecture none is not supported"),
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported; supported: silu"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantized weights \(awq\) are not supported"),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads 3"),
@@ -95,7 +95,11 @@ def test_refusals_name_what_is_wrong(changes: dict[str, Any], message: str) -> N
         ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping 50\.0 is not supported"),
         ("Gemma3ForCausalLM", {"layer_types": ["full_attention"]}, "layer_types must name one of"),
         ("GraniteForCausalLM", {"residual_multiplier": "1"}, "residual_multiplier must be a positive number, got '1'"),
-        ("Phi3ForCausalLM", {"partial_rotary_factor": 0.3125}, r"0\.3125 of a head of 16 is no even part of it"),
+        (
+            "Phi3ForCausalLM",
+            {"partial_rotary_factor": 0.3125},
+            r"0\.3125 does not give an even number of the 16 dimensions of a head",
+        ),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}, "no_rope_layers names 2 layers, but there are 4"),
         ("GPT2LMHeadModel", {}, "n_embd is missing"),
         ("GPT2LMHeadModel", {"add_cross_attention": True}, "add_cross_attention is not supported"),

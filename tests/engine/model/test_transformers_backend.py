@@ -94,7 +94,7 @@ def test_native_architectures_and_others_are_told_apart(tmp_path: Path) -> None:
     assert type(load_model_config(llama)).__name__ == "ModelConfig"
     assert type(load_model_config(llama, BY_TRANSFORMERS)).__name__ == "TransformersConfig"
     assert type(load_model_config(arcee)).__name__ == "TransformersConfig"
-    with pytest.raises(CheckpointError, match="architecture ArceeForCausalLM is not among those that Baton computes"):
+    with pytest.raises(CheckpointError, match="architecture ArceeForCausalLM is not supported natively"):
         load_model_config(arcee, ModelCode(impl="native"))
 
 
@@ -213,7 +213,10 @@ NORM = "model.norm.weight"
     ("changes", "message"),
     [
         ({NORM: None}, f"1 missing tensors, first {NORM}"),
-        ({"model.other.weight": torch.ones(3)}, "holds tensor model.other.weight, which config.json has no place for"),
+        (
+            {"model.other.weight": torch.ones(3)},
+            "holds tensor model.other.weight, which does not belong to the architecture in config.json",
+        ),
         ({NORM: torch.ones(3)}, "its weights do not fit"),
         ({NORM: torch.ones(64, dtype=torch.int8)}, f"tensor {NORM} has dtype I8; quantized weights are not supported"),
     ],

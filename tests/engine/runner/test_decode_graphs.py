@@ -134,7 +134,7 @@ def test_a_failure_to_capture_leaves_steps_without_graphs_and_says_why(
         rig.capture()
         rig.capture()
     assert [record.getMessage() for record in caplog.records] == [
-        "decode steps run without CUDA graphs, which are slower: out of memory"
+        "decode steps run without CUDA graphs, which makes them slower: out of memory"
     ]
     assert rig.graphs.captured_sizes == ()
     assert device.graphs == {}

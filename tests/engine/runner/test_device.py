@@ -39,5 +39,5 @@ def test_float32_that_is_asked_for_is_refused_on_a_gpu(checkpoint: Callable[[str
     config = load_model_config(checkpoint("llama"))
 
     assert choose_dtype("bfloat16", config, CUDA) is torch.bfloat16
-    with pytest.raises(ConfigError, match=r"float32 does not run on cuda; use dtype auto, bfloat16 or float16"):
+    with pytest.raises(ConfigError, match=r"float32 is not supported on cuda; use dtype auto, bfloat16 or float16"):
         choose_dtype("float32", config, CUDA)

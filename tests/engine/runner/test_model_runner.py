@@ -343,7 +343,7 @@ def test_a_gpu_without_bfloat16_computes_in_float16(checkpoint: Callable[[str], 
     cuda, half = torch.device("cuda"), frozenset({torch.float16})
     assert choose_dtype("auto", config, cuda, fast_dtypes=half) is torch.float16
     assert choose_dtype("auto", config, cuda, fast_dtypes=half | {torch.bfloat16}) is torch.bfloat16
-    with pytest.raises(ConfigError, match=r"does not compute in torch.bfloat16 \(bfloat16\); use dtype float16"):
+    with pytest.raises(ConfigError, match=r"does not support torch.bfloat16 \(bfloat16\); use dtype float16"):
         choose_dtype("bfloat16", config, cuda, fast_dtypes=half)
 
 

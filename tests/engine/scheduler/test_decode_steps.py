@@ -134,7 +134,7 @@ def test_o7_with_steps_that_run_ahead_it_is_refused() -> None:
 
 @pytest.mark.behaviour("O7")
 def test_o7_beside_a_proposer_it_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"max_decode_steps \(2\) has no use beside speculative.method 'ngram'"):
+    with pytest.raises(ConfigError, match=r"max_decode_steps \(2\) has no effect with speculative.method 'ngram'"):
         EngineConfig(
             model=ModelConfigSource(path=Path("model")),
             scheduler=SchedulerConfig(max_decode_steps=2),

@@ -214,5 +214,5 @@ def test_f1_a_grammar_needs_an_end_and_a_compiler(rig: Rig) -> None:
     with pytest.raises(RequestRefusedError, match="end-of-sequence"):
         rig.scheduler.add_request(request("a", "g", eos_token_ids=()))
     plain = Scheduler(SchedulerConfig(max_num_seqs=4), CacheConfig(block_size=4), num_blocks=600, max_model_len=64)
-    with pytest.raises(RequestRefusedError, match="compiles none"):
+    with pytest.raises(RequestRefusedError, match="has no compiler for grammars"):
         plain.add_request(request("a", "g"))

@@ -18,7 +18,7 @@ def test_c11_a_prompt_longer_than_the_model_is_refused_with_the_arithmetic() -> 
     world = SchedulerWorld(make_config(), num_blocks=64, max_model_len=32)
     world.add(make_request("fits", 31))
 
-    with pytest.raises(PromptTooLongError, match="has 32 tokens, but at most 31 fit: the model's length is 32"):
+    with pytest.raises(PromptTooLongError, match="has 32 tokens, but at most 31 fit: the model's context is 32"):
         world.add(make_request("a", 32))
 
 
@@ -26,7 +26,9 @@ def test_c11_a_prompt_longer_than_the_model_is_refused_with_the_arithmetic() -> 
 def test_c11_a_prompt_larger_than_the_pool_is_refused_with_the_arithmetic() -> None:
     world = SchedulerWorld(make_config(), num_blocks=4, max_model_len=64)
 
-    with pytest.raises(PromptTooLongError, match="has 17 tokens, but at most 16 fit: the whole KV cache holds 16"):
+    with pytest.raises(
+        PromptTooLongError, match="has 17 tokens, but at most 16 fit: the whole KV cache has room for 16"
+    ):
         world.add(make_request("a", 17))
 
 
@@ -103,7 +105,7 @@ def test_a_full_queue_takes_requests_that_go_on_here() -> None:
         ({"watermark": 1.0}, "watermark"),
         ({"ask_again_s": 0.0}, "ask_again_s"),
         ({"artificial_preemption_probability": 1.5}, "artificial_preemption_probability"),
-        ({"max_num_partial_prefills": 2, "max_long_partial_prefills": 3}, "of which they are a part"),
+        ({"max_num_partial_prefills": 2, "max_long_partial_prefills": 3}, "which includes them: lower it"),
         ({"max_num_partial_prefills": 2, "max_long_partial_prefills": 1}, "needs long_prefill_token_threshold"),
         ({"max_num_partial_prefills": 2, "enable_chunked_prefill": False}, "needs enable_chunked_prefill"),
         ({"long_prefill_token_threshold": 64, "enable_chunked_prefill": False}, "needs enable_chunked_prefill"),

@@ -149,7 +149,7 @@ def test_death_of_the_thread_fails_loads_instead_of_hanging_them(caplog: pytest.
     assert wake.wait(120)
     assert not worker.is_alive
     assert [ended.failed_block_ids for ended in worker.collect().loads] == [(2,)]
-    assert "the connector's thread died" in caplog.text
+    assert "the connector's thread stopped" in caplog.text
     worker.close()
 
 

@@ -175,7 +175,7 @@ async def test_a_broken_connection_makes_the_replica_unavailable_and_nothing_is_
 async def test_a_call_of_another_version_fails_by_name(link: FrameLink, calls: LinkedCalls) -> None:
     call = packed(calls, request("a"))
 
-    with pytest.raises(WorkerUnavailableError, match=f"is of version 9, and this process reads version {CALL_VERSION}"):
+    with pytest.raises(WorkerUnavailableError, match=f"has version 9, but this process reads version {CALL_VERSION}"):
         await calls.submit(bytes([9]) + call[1:], timeout_s=PATIENCE_S)
 
 

@@ -138,7 +138,7 @@ class EnginePool:
 
     async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
         """These connectors are not faulty."""
-        raise WorkerRefusedError(f"{replica_id} allows no {options}", code="faults_not_allowed")
+        raise WorkerRefusedError(f"{replica_id} does not allow {options}", code="faults_not_allowed")
 
 
 async def _called(replica_id: str, call: Awaitable[T]) -> T:

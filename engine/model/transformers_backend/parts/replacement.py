@@ -64,7 +64,7 @@ def replace_parts(
     try:
         ours = _search(model, found, layers, step, max_positions)
     except Exception as error:  # a model's own code may do anything with samples
-        logger.warning("no part of the model is replaced by Baton's own code, which may be faster: %s", error)
+        logger.warning("no part of the model is replaced by Baton's own code, which can be faster: %s", error)
         ours = _Ours()
     names = frozenset(ours.inner)
     left = tuple(group for group in products if not _is_inside(group[0], names))
@@ -85,7 +85,11 @@ def replace_parts(
         chain = chain if trial.says_the_same(chain) else None
     if chain is None and names.issuperset(call.module for call in found.calls):
         _put_if_it_runs(model, {name: NoRotations() for name in ours.tables.sources}, trial)
-    logger.info("own code computes %d of %d layers, which is faster and says the same", len(own_layers), len(layers))
+    logger.info(
+        "Baton's own code computes %d of %d layers, which is faster and gives the same results",
+        len(own_layers),
+        len(layers),
+    )
     return Replaced(names=names | own_layers.keys(), products=left, tables=ours.tables.made, chain=chain)
 
 
