@@ -18,7 +18,7 @@ def at_least(minimum: int) -> Callable[[str], int]:
     def whole_number(text: str) -> int:
         value = int(text)
         if value < minimum:
-            raise argparse.ArgumentTypeError(f"{value} is less than {minimum}")
+            raise argparse.ArgumentTypeError(f"{value} must be at least {minimum}")
         return value
 
     return whole_number
@@ -28,5 +28,5 @@ def positive(text: str) -> float:
     """A finite number above 0."""
     value = float(text)
     if not 0.0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        raise argparse.ArgumentTypeError(f"{text} must be a number above 0")
     return value

@@ -153,7 +153,7 @@ def figures(answers: Sequence[Answer], begin_s: float, end_s: float) -> ClosedFi
     sent = [answer for answer in answers if begin_s <= answer.sent_s < end_s]
     tpots_s = [tpot_s for answer in sent if (tpot_s := answer.tpot_s) is not None]
     if not gaps_s or not tpots_s:
-        raise LoadError(f"no answer in a window of {end_s - begin_s:.1f} s: it must be longer")
+        raise LoadError(f"no answer in a window of {end_s - begin_s:.1f} s: use a longer window")
     return ClosedFigures(
         tokens_per_s=num_tokens / (end_s - begin_s),
         num_requests=len(sent),

@@ -158,28 +158,40 @@ def ratio_rows(rows: Sequence[Row], rates: Sequence[float]) -> list[Row]:
 def add_matrix_options(parser: argparse.ArgumentParser) -> None:
     """What ``--matrix`` goes by."""
     parser.add_argument("--matrix", action="store_true", help="measure the regret matrix")
-    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS, help="of the matrix")
-    parser.add_argument("--cells", nargs="+", default=["*"], metavar="PATTERN", help="of the matrix: low/*/steady")
-    parser.add_argument("--cell-seconds", type=positive, default=8.0, help="how long requests arrive in a cell")
-    parser.add_argument("--calibrate-seconds", type=positive, default=8.0, help="of each mix")
-    parser.add_argument("--capacity", nargs="+", default=[], metavar="MIX=RATE", help="instead of a calibration")
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS, help="layouts of the matrix")
+    parser.add_argument(
+        "--cells", nargs="+", default=["*"], metavar="PATTERN", help="cells of the matrix, such as low/*/steady"
+    )
+    parser.add_argument(
+        "--cell-seconds", type=positive, default=8.0, help="seconds for which requests arrive in a cell"
+    )
+    parser.add_argument("--calibrate-seconds", type=positive, default=8.0, help="seconds of calibration for each mix")
+    parser.add_argument(
+        "--capacity", nargs="+", default=[], metavar="MIX=RATE", help="known capacities, instead of a calibration"
+    )
     parser.add_argument("--merge", action="store_true", help="keep the rows of other layouts and cells in --json FILE")
 
 
 def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="directory of a model with a vocabulary of 32,000; default: random")
+    parser.add_argument(
+        "--model", type=Path, help="directory of a model with a vocabulary of 32,000; default: a random model"
+    )
     parser.add_argument("--rates", type=positive, nargs="+", default=[0.5, 1.0, 2.0], help="streams per second")
-    parser.add_argument("--seconds", type=positive, default=30.0, help="how long streams arrive at each rate")
+    parser.add_argument("--seconds", type=positive, default=30.0, help="seconds for which streams arrive at each rate")
     parser.add_argument("--stream-prompt-tokens", type=count, default=64)
     parser.add_argument("--stream-output-tokens", type=at_least(2), default=64)
     parser.add_argument("--burst-period", type=positive, default=5.0, help="seconds between bursts")
-    parser.add_argument("--burst-share", type=positive, default=0.4, help="long prompts for each stream")
+    parser.add_argument("--burst-share", type=positive, default=0.4, help="number of long prompts per stream")
     parser.add_argument("--burst-prompt-tokens", type=count, default=1024)
     parser.add_argument("--burst-output-tokens", type=count, default=8)
-    parser.add_argument("--small-chunk", type=count, default=128, help="token budget of a step of single_small")
-    parser.add_argument("--queue-lead", type=count, default=4096, help="max_prefill_queue_lead of disagg_lead")
+    parser.add_argument(
+        "--small-chunk", type=count, default=128, help="token budget of a step for the side single_small"
+    )
+    parser.add_argument(
+        "--queue-lead", type=count, default=4096, help="router.max_prefill_queue_lead for the side disagg_lead"
+    )
     parser.add_argument("--max-model-len", type=count, default=2048)
     parser.add_argument("--ttft-limit-ms", type=positive, default=4000.0)
     parser.add_argument("--itl-limit-ms", type=positive, default=150.0)

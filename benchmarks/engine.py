@@ -234,7 +234,9 @@ def compare(name: str, values: dict[str, float], unit: str) -> list[Row]:
 def check_batches(parser: argparse.ArgumentParser, batches: Sequence[int], *, num_tokens: int) -> None:
     """Refuse what the engines are not set up for."""
     if max(batches) > MAX_NUM_SEQS:
-        parser.error(f"--batches: {max(batches)} is more than the {MAX_NUM_SEQS} requests that run at once")
+        parser.error(
+            f"--batches: {max(batches)} is more than {MAX_NUM_SEQS}, the most requests that run at the same time"
+        )
     if DECODE_PROMPT_TOKENS + num_tokens > MAX_MODEL_LEN:
         parser.error(f"{num_tokens} tokens after a prompt of {DECODE_PROMPT_TOKENS} are more than {MAX_MODEL_LEN}")
 

@@ -196,19 +196,21 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="8B")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try the script itself")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu only to try out this script")
     parser.add_argument("--block-size", type=count, default=16)
     parser.add_argument("--batches", nargs="+", type=count, default=[1, 8, 32, MAX_BATCH])
-    parser.add_argument("--prompts", nargs="+", type=count, default=[512, 2048, 8192], help="tokens of a prompt")
-    parser.add_argument("--steps", type=count, default=128, help="of each decode row")
+    parser.add_argument(
+        "--prompts", nargs="+", type=count, default=[512, 2048, 8192], help="lengths of the prompts in tokens"
+    )
+    parser.add_argument("--steps", type=count, default=128, help="steps for each decode row")
     parser.add_argument(
         "--parts",
         nargs="+",
         choices=PARTS,
         default=list(PARTS),
-        help="in this order",
+        help="parts to measure, in this order",
     )
-    parser.add_argument("--model", type=Path, help="a directory for the model, 16 GB, kept for the next run")
+    parser.add_argument("--model", type=Path, help="directory to write the model to (16 GB) and reuse in later runs")
     add_json_option(parser)
     return parser.parse_args(arguments)
 

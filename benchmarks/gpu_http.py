@@ -183,15 +183,17 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="8B")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try the script itself")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu only to try out this script")
     parser.add_argument("--sides", choices=SIDES, nargs="+", default=list(SIDES))
     parser.add_argument("--block-size", type=count, default=256)
-    parser.add_argument("--concurrency", type=count, nargs="+", default=[1, 8, 32, 64], help="requests in flight")
-    parser.add_argument("--seconds", type=positive, default=10.0, help="how long each concurrency is measured")
+    parser.add_argument(
+        "--concurrency", type=count, nargs="+", default=[1, 8, 32, 64], help="numbers of concurrent requests"
+    )
+    parser.add_argument("--seconds", type=positive, default=10.0, help="seconds for which each concurrency is measured")
     parser.add_argument("--prompt-tokens", type=count, default=512)
     parser.add_argument("--output-tokens", type=at_least(2), default=128)
     parser.add_argument("--max-model-len", type=count, default=8192)
-    parser.add_argument("--model", type=Path, help="a directory for the model, 16 GB, kept for the next run")
+    parser.add_argument("--model", type=Path, help="directory to write the model to (16 GB) and reuse in later runs")
     add_json_option(parser)
     return parser.parse_args(arguments)
 

@@ -158,7 +158,7 @@ def make_connector(
 
 class _NobodyToMeet:
     def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:  # noqa: ARG002  (the Protocol's)
-        raise PeerUnreachableError(engine_id=engine_id, reason="this side waits to be met")
+        raise PeerUnreachableError(engine_id=engine_id, reason="this side waits for the other one to connect")
 
 
 def make_agent(name: str, transport: TransportChoice) -> NixlAgent:

@@ -52,7 +52,7 @@ TIMEOUT_S = 120.0
 
 class _Nobody:
     def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:  # noqa: ARG002  (the Protocol's)
-        raise PeerUnreachableError(engine_id=engine_id, reason="this side waits to be met")
+        raise PeerUnreachableError(engine_id=engine_id, reason="this side waits for the other one to connect")
 
 
 MODES: dict[str, bool | Literal["auto"]] = {"auto": "auto", "every chunk": True}

@@ -191,7 +191,7 @@ def measure(num_workers: int, *, seconds: float, repeats: int) -> list[Row]:
         state = httpx.get(f"{url}/status", timeout=30.0, trust_env=False).json()
         num_seen = sum(map(len, state["pools"].values()))
         if num_seen != num_workers:
-            raise SystemExit(f"the router sees {num_seen} workers, not {num_workers}")
+            raise SystemExit(f"the router knows {num_seen} workers instead of {num_workers}")
         shares: dict[int, list[float]] = {number: [] for number in NUM_READERS}
         bytes_per_s: list[float] = []
         for _ in range(repeats):
@@ -236,9 +236,9 @@ def _rows(shares: dict[int, list[float]], bytes_per_s: list[float], *, num_worke
 def main() -> None:
     """Measure and publish."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=at_least(2), default=PROMISED_WORKERS, help="workers that report")
-    parser.add_argument("--seconds", type=positive, default=15.0, help="how long each window lasts")
-    parser.add_argument("--repeats", type=count, default=4, help="windows of each kind")
+    parser.add_argument("--workers", type=at_least(2), default=PROMISED_WORKERS, help="number of workers that report")
+    parser.add_argument("--seconds", type=positive, default=15.0, help="length of each window in seconds")
+    parser.add_argument("--repeats", type=count, default=4, help="number of windows of each kind")
     add_json_option(parser)
     options = parser.parse_args()
     rows = measure(options.workers, seconds=options.seconds, repeats=options.repeats)

@@ -247,7 +247,7 @@ def main() -> int:
     parser.add_argument("--concurrency", type=count, default=8)
     parser.add_argument("--prompt-tokens", type=count, default=128)
     parser.add_argument("--output-tokens", type=count, default=48)
-    parser.add_argument("--url", help="a cluster that runs already")
+    parser.add_argument("--url", help="URL of a running cluster; default: start one")
     add_json_option(parser)
     options = parser.parse_args()
     load = Load(

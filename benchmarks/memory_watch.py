@@ -81,7 +81,7 @@ def growth_problems(series: Mapping[WatchedProcess, Sequence[Sample]]) -> list[s
         if keeps_growing(samples):
             told = ", ".join(f"{size / MIB:.0f}" for size in quarters(samples))
             problems.append(
-                f"{process} keeps growing: {told} MiB in the quarters of its time, which is more than "
+                f"{process} keeps growing: {told} MiB in the quarters of its run, which is more than "
                 f"{MAX_GROWTH_BYTES // MIB} MiB from the second to the last"
             )
     return problems

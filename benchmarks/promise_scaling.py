@@ -182,33 +182,42 @@ def trace_load(args: argparse.Namespace) -> list[Arrival]:
 def main() -> None:
     """Simulate and publish."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", type=Path, help="a recorded load")
+    parser.add_argument("--trace", type=Path, help="file of a recorded load")
     parser.add_argument("--start-s", type=at_least(0), default=0.0)
     parser.add_argument("--speed", type=positive, default=1.0)
     parser.add_argument("--scale", type=count, default=1)
-    parser.add_argument("--daily", action="store_true", help="leave requests of the trace out, so that its rate varies")
-    parser.add_argument("--mix", choices=tuple(MIXES), help="a load that rises and falls")
-    parser.add_argument("--peak", type=positive, default=4.0, help="requests a second")
+    parser.add_argument(
+        "--daily", action="store_true", help="drop requests of the trace, so that its rate varies like over a day"
+    )
+    parser.add_argument("--mix", choices=tuple(MIXES), help="mix of a generated load that rises and falls")
+    parser.add_argument("--peak", type=positive, default=4.0, help="requests per second at the peak")
     parser.add_argument("--low", type=positive, default=0.2)
     parser.add_argument("--period", type=positive, default=600.0, help="seconds")
-    parser.add_argument("--sharpness", type=positive, default=1.0, help="how short the peak of a day is")
+    parser.add_argument(
+        "--sharpness", type=positive, default=1.0, help="sharpness of the peak; higher values make it shorter"
+    )
     parser.add_argument("--seconds", type=positive, default=1200.0)
-    parser.add_argument("--seeds", type=count, default=1, help="draws of a load that rises and falls")
-    parser.add_argument("--machine", type=machine_named, default="cpu_core", help="a name, or a file (virtual_fit)")
+    parser.add_argument("--seeds", type=count, default=1, help="number of random draws of a generated load")
+    parser.add_argument(
+        "--machine",
+        type=machine_named,
+        default="cpu_core",
+        help="name of a machine, or a file of benchmarks.virtual_fit",
+    )
     parser.add_argument("--ttft-ms", type=positive, default=2000.0)
     parser.add_argument("--itl-ms", type=positive, default=100.0)
     parser.add_argument("--target", type=positive, default=0.99)
     parser.add_argument("--window", type=positive, default=60.0)
     parser.add_argument("--hold", type=positive, default=120.0)
-    parser.add_argument("--start-up", type=positive, default=10.0, help="seconds that a worker takes to start")
+    parser.add_argument("--start-up", type=positive, default=10.0, help="seconds that a worker needs to start")
     parser.add_argument("--sizes", type=at_least(2), nargs="+", default=[2, 3, 4, 5, 6])
-    parser.add_argument("--first", type=at_least(2), default=2, help="workers to begin with")
+    parser.add_argument("--first", type=at_least(2), default=2, help="number of workers at the start")
     parser.add_argument("--max-workers", type=at_least(2), default=8)
-    parser.add_argument("--merge", action="store_true", help="keep the other rows that --json FILE has")
+    parser.add_argument("--merge", action="store_true", help="keep the other rows of --json FILE")
     add_json_option(parser)
     args = parser.parse_args()
     if (args.trace is None) == (args.mix is None):
-        parser.error("give one of --trace and --mix")
+        parser.error("give exactly one of --trace and --mix")
     loads: dict[str, list[Arrival]] = {}
     if args.trace is not None:
         course = "daily/" if args.daily else ""

@@ -90,10 +90,12 @@ def main() -> None:
     """Simulate, serve, publish."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mix", choices=tuple(MIXES), default="prompt_heavy")
-    parser.add_argument("--peak", type=positive, default=4.2, help="requests a second")
+    parser.add_argument("--peak", type=positive, default=4.2, help="requests per second at the peak")
     parser.add_argument("--low", type=positive, default=0.05)
-    parser.add_argument("--seconds", type=positive, default=480.0, help="of a day")
-    parser.add_argument("--sharpness", type=positive, default=4.0, help="how short the peak of a day is")
+    parser.add_argument("--seconds", type=positive, default=480.0, help="seconds of a day")
+    parser.add_argument(
+        "--sharpness", type=positive, default=4.0, help="sharpness of the peak; higher values make it shorter"
+    )
     parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--machine", choices=tuple(MACHINES), default="cpu_core")
     parser.add_argument("--ttft-ms", type=positive, default=3000.0)
@@ -101,9 +103,9 @@ def main() -> None:
     parser.add_argument("--target", type=positive, default=0.99)
     parser.add_argument("--window", type=positive, default=40.0)
     parser.add_argument("--hold", type=positive, default=30.0)
-    parser.add_argument("--start-up", type=positive, default=10.0, help="seconds that a start is taken to take")
+    parser.add_argument("--start-up", type=positive, default=10.0, help="assumed start time of a worker in seconds")
     parser.add_argument("--sizes", type=count, nargs="+", default=[2, 3, 4])
-    parser.add_argument("--only", choices=("virtual", "real"), help="one of the two sides")
+    parser.add_argument("--only", choices=("virtual", "real"), help="measure only one of the two sides")
     add_json_option(parser)
     args = parser.parse_args()
     load = daily_load(

@@ -131,11 +131,13 @@ def _rows(name: str, load: Load, ttfts_s: Sequence[float], seconds: float) -> li
 def main() -> None:
     """Measure and publish."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--itl-ms", type=float, nargs="*", default=[400.0, 200.0, 100.0], help="gaps to promise")
+    parser.add_argument(
+        "--itl-ms", type=float, nargs="*", default=[400.0, 200.0, 100.0], help="inter-token latencies to promise"
+    )
     parser.add_argument("--chunks", type=count, nargs="*", default=[64], help="long_prefill_token_threshold")
-    parser.add_argument("--streams", type=count, default=4, help="answers that go on")
-    parser.add_argument("--prompts", type=count, default=6, help="prompts that come meanwhile")
-    parser.add_argument("--threads", type=count, default=2, help="threads that compute")
+    parser.add_argument("--streams", type=count, default=4, help="number of answers being generated")
+    parser.add_argument("--prompts", type=count, default=6, help="number of prompts that arrive meanwhile")
+    parser.add_argument("--threads", type=count, default=2, help="number of compute threads")
     add_json_option(parser)
     options = parser.parse_args()
     torch.manual_seed(0)

@@ -199,10 +199,12 @@ def main() -> None:
         default=[(1, 2, 512), (64, 64, 512), (64, 512, 64), (512, 512, 64)],
         metavar="STREAMSxREQUESTSxTOKENS",
     )
-    parser.add_argument("--idle-requests", type=count, default=100, help="requests one by one, for the TTFT at idle")
-    parser.add_argument("--step-ms", type=positive, default=1.0, help="how long the pretended engine takes for a step")
     parser.add_argument(
-        "--memory-requests", type=at_least(0), default=0, help="also watch the router's memory over so many"
+        "--idle-requests", type=count, default=100, help="number of single requests for the TTFT at idle"
+    )
+    parser.add_argument("--step-ms", type=positive, default=1.0, help="duration of a simulated engine's step")
+    parser.add_argument(
+        "--memory-requests", type=at_least(0), default=0, help="also watch the router's memory over this many requests"
     )
     add_json_option(parser)
     args = parser.parse_args()

@@ -221,8 +221,8 @@ class World:
         stuck = [replica for replica in (*self.prefill.values(), *self.decode.values()) if replica.load().num_waiting]
         if stuck:
             raise SystemExit(
-                f"{stuck[0].name} has {stuck[0].load().num_waiting} requests that never fit into its "
-                f"{stuck[0].kv_cache.num_blocks} blocks: give --decode-blocks more"
+                f"{stuck[0].name} has {stuck[0].load().num_waiting} requests that do not fit into its "
+                f"{stuck[0].kv_cache.num_blocks} blocks: raise --decode-blocks"
             )
 
     def _sample(self) -> None:
@@ -364,8 +364,8 @@ def with_ratios(rows: list[Row]) -> list[Row]:
 def main() -> None:
     """Replay and publish."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", type=Path, default=TRACE, help="the trace; default: %(default)s in this folder")
-    parser.add_argument("--requests", type=at_least(2), default=6000, help="requests of the trace to replay")
+    parser.add_argument("--trace", type=Path, default=TRACE, help="file of the trace; default: %(default)s here")
+    parser.add_argument("--requests", type=at_least(2), default=6000, help="number of requests of the trace to replay")
     parser.add_argument("--replicas", type=count, nargs="+", default=[4, 16, 256], help="replicas in each pool")
     parser.add_argument(
         "--policies",
@@ -373,10 +373,10 @@ def main() -> None:
         choices=policy_names(),
         default=["random", *(n for n in policy_names() if n != "random")],
     )
-    parser.add_argument("--load", type=positive, default=0.9, help="share of prefill's time if nothing were cached")
+    parser.add_argument("--load", type=positive, default=0.9, help="share of prefill's time without caching")
     parser.add_argument("--prefill-blocks", type=count, default=8000, help="KV blocks of a prefill replica")
     parser.add_argument(
-        "--decode-blocks", type=count, nargs=2, default=[700, 1400], help="of every other decode replica"
+        "--decode-blocks", type=count, nargs=2, default=[700, 1400], help="alternating KV blocks of decode replicas"
     )
     add_json_option(parser)
     args = parser.parse_args()

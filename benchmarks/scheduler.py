@@ -276,8 +276,10 @@ def us_row(name: str, seconds: float, **detail: float | str) -> Row:
 def main() -> None:
     """Measure and publish."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=at_least(BLOCK_SIZE), default=480, help="decode steps a row (a multiple of 16)")
-    parser.add_argument("--repeats", type=count, default=200, help="admissions and allocations a row")
+    parser.add_argument(
+        "--steps", type=at_least(BLOCK_SIZE), default=480, help="decode steps for each row (a multiple of 16)"
+    )
+    parser.add_argument("--repeats", type=count, default=200, help="admissions and allocations for each row")
     add_json_option(parser)
     options = parser.parse_args()
     step = partial(decode_step, num_steps=options.steps // BLOCK_SIZE * BLOCK_SIZE)

@@ -110,10 +110,10 @@ def failures(rows: Sequence[Row]) -> list[str]:
 def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", help="a running cluster; default: start one")
+    parser.add_argument("--url", help="URL of a running cluster; default: start one")
     parser.add_argument("--model", type=Path, help="the model's directory; default: the built-in model")
     parser.add_argument("--rates", type=positive, nargs="+", default=[1.0, 2.0, 4.0], help="requests per second")
-    parser.add_argument("--requests", type=count, default=40, help="requests at each rate")
+    parser.add_argument("--requests", type=count, default=40, help="number of requests at each rate")
     parser.add_argument("--prompt-tokens", type=count, default=128)
     parser.add_argument("--output-tokens", type=at_least(2), default=64)
     add_json_option(parser)

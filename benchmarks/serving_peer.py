@@ -262,10 +262,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--sides", choices=SIDES, nargs="+", default=[DEFAULT, UNIFIED, VLLM])
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 16, 32], help="requests in flight")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds; each starts all servers")
-    parser.add_argument("--turns", type=int, default=3, help="of each side at each concurrency in a round")
-    parser.add_argument("--seconds", type=float, default=4.0, help="how long a turn is measured")
+    parser.add_argument(
+        "--concurrency", type=int, nargs="+", default=[1, 8, 16, 32], help="numbers of concurrent requests"
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="number of rounds; each starts all servers")
+    parser.add_argument("--turns", type=int, default=3, help="turns of each side at each concurrency in a round")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds for which a turn is measured")
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=64)
     add_json_option(parser)

@@ -128,7 +128,7 @@ class SimulatedPrefill(SimulatedReplica):
         job = self._waiting.popleft()
         taken = self._take_blocks(job, 0)
         if taken is None:
-            raise ValueError(f"a prompt of {len(job.hashes)} blocks does not fit; give --prefill-blocks more")
+            raise ValueError(f"a prompt of {len(job.hashes)} blocks does not fit; raise --prefill-blocks")
         table, num_cached = taken
         self._begin(job, num_cached)
         seconds = (len(job.hashes) - num_cached) * self._block_size / self.tokens_per_s

@@ -153,7 +153,7 @@ async def wait_until_whole(cluster: TwoNodes) -> None:
         live = LiveCluster(client, seed=0)
         while not is_whole(await live.status(), NUM_WANTED):
             if time.monotonic() > deadline_s:
-                raise RuntimeError(f"not all of {NUM_WANTED} were there within {RECOVERY_S} s")
+                raise RuntimeError(f"not all of {NUM_WANTED} workers and routers were running within {RECOVERY_S} s")
             await asyncio.sleep(POLL_PERIOD_S)
 
 
@@ -303,12 +303,12 @@ def _sizes(report: ChaosReport, role: str) -> list[int]:
 def main() -> None:
     """Run, print the figures, and end with 1 if anything was lost, wrong or leaked, or kept growing."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=positive, default=30.0, help="how long at least")
-    parser.add_argument("--each", type=count, default=10, help="how often every kind of fault must occur")
+    parser.add_argument("--minutes", type=positive, default=30.0, help="minimal duration")
+    parser.add_argument("--each", type=count, default=10, help="minimal number of faults of each kind")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--kinds", nargs="+", choices=sorted(KINDS), default=list(KINDS), metavar="KIND")
     parser.add_argument(
-        "--steady-minutes", type=float, default=12.0, help="how long nothing breaks at the end; 0: no such round"
+        "--steady-minutes", type=float, default=12.0, help="duration of the last round, without faults; 0: none"
     )
     add_json_option(parser)
     arguments = parser.parse_args()

@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--batches", type=count, nargs="+", default=[1, 32])
     parser.add_argument("--texts", choices=TEXTS, nargs="+")
     parser.add_argument("--sides", choices=SIDES, nargs="+", default=list(USUAL_SIDES))
-    parser.add_argument("--quoting", action="store_true", help="a model whose answers quote their prompts")
+    parser.add_argument("--quoting", action="store_true", help="use a model whose answers quote their prompts")
     parser.add_argument("--rounds", type=count, default=5)
     parser.add_argument("--max-tokens", type=count, default=192)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")

@@ -215,9 +215,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=count, nargs="+", default=[1, 32])
     parser.add_argument("--texts", choices=TEXTS, nargs="+", default=list(TEXTS))
-    parser.add_argument("--peer", choices=("vllm", "llama-cpp"), nargs="+", default=[], help="with look-up and without")
-    parser.add_argument("--starts", type=count, default=3, help="of all servers; two of one kind differ")
-    parser.add_argument("--rounds", type=count, default=2, help="of each start")
+    parser.add_argument(
+        "--peer",
+        choices=("vllm", "llama-cpp"),
+        nargs="+",
+        default=[],
+        help="peers to measure, each with and without look-up",
+    )
+    parser.add_argument(
+        "--starts",
+        type=count,
+        default=3,
+        help="number of starts of all servers; servers of one kind differ between starts",
+    )
+    parser.add_argument("--rounds", type=count, default=2, help="number of rounds for each start")
     parser.add_argument("--max-tokens", type=count, default=192)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--threads", type=count, default=torch.get_num_threads())

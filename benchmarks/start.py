@@ -125,7 +125,7 @@ def rows_of(name: str, own: Sequence[Start], beside: Sequence[Start]) -> list[Ro
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--beside", type=Path, metavar="FOLDER", help="a checkout of another version")
+    parser.add_argument("--beside", type=Path, metavar="FOLDER", help="checkout of another version to compare with")
     parser.add_argument("--repeats", type=count, default=3)
     add_json_option(parser)
     arguments = parser.parse_args()

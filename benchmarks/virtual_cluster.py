@@ -189,36 +189,36 @@ def machine_named(text: str) -> Machine:
     try:
         return load_machine(Path(text))
     except MachineFileError as error:
-        raise argparse.ArgumentTypeError(f"{error}; known by name are {', '.join(MACHINES)}") from error
+        raise argparse.ArgumentTypeError(f"{error}; known names: {', '.join(MACHINES)}") from error
 
 
 def main() -> None:
     """Simulate and publish."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=at_least(2), nargs="+", default=[4, 16], help="sizes of the cluster")
-    parser.add_argument("--machine", type=machine_named, default="cpu_core", help="a name, or a file (virtual_fit)")
+    parser.add_argument("--workers", type=at_least(2), nargs="+", default=[4, 16], help="numbers of workers")
+    parser.add_argument("--machine", type=machine_named, default="cpu_core", help="name, or file of virtual_fit")
     parser.add_argument("--cells", nargs="+", default=["*"], metavar="PATTERN", help="such as low/*/steady")
-    parser.add_argument("--cell-seconds", type=positive, default=20.0, help="how long requests arrive in a cell")
+    parser.add_argument("--cell-seconds", type=positive, default=20.0, help="seconds of arrivals per cell")
     parser.add_argument("--elastic", action="store_true", help="compare elastic roles with the best fixed layout")
-    parser.add_argument("--seeds", type=count, default=1, help="draws of each cell, with --elastic")
-    parser.add_argument("--load", type=positive, help="share of capacity, instead of that of the cells")
-    parser.add_argument("--routers", type=count, default=1, help="that place the requests, with --elastic")
-    parser.add_argument("--warm-up", type=at_least(0), default=10, help="seconds, with --elastic")
-    parser.add_argument("--trace", type=Path, help="serve this recorded load, and no cells")
-    parser.add_argument("--trace-requests", type=count, default=2000, help="of the recorded load")
-    parser.add_argument("--trace-scale", type=count, default=1, help="divides all of its lengths")
-    parser.add_argument("--trace-load", type=positive, default=0.6, help="share of the workers' time for prompts")
+    parser.add_argument("--seeds", type=count, default=1, help="with --elastic: number of random draws of each cell")
+    parser.add_argument("--load", type=positive, help="load as a share of the capacity, instead of the cells' own")
+    parser.add_argument("--routers", type=count, default=1, help="with --elastic: number of routers")
+    parser.add_argument("--warm-up", type=at_least(0), default=10, help="with --elastic: seconds of load before")
+    parser.add_argument("--trace", type=Path, help="file of a recorded load to serve instead of cells")
+    parser.add_argument("--trace-requests", type=count, default=2000, help="number of requests of the recorded load")
+    parser.add_argument("--trace-scale", type=count, default=1, help="divide the lengths of the recorded load by this")
+    parser.add_argument("--trace-load", type=positive, default=0.6, help="share of prompts in time without caching")
     parser.add_argument("--ttft-limit-ms", type=positive, default=2000.0)
     parser.add_argument("--itl-limit-ms", type=positive, default=100.0)
-    parser.add_argument("--merge", action="store_true", help="keep the other rows that --json FILE has")
+    parser.add_argument("--merge", action="store_true", help="keep the other rows of --json FILE")
     add_json_option(parser)
     args = parser.parse_args()
     if args.seeds > 1 and not args.elastic:
-        parser.error("--seeds is of --elastic: the best fixed layout is searched for one load")
+        parser.error("--seeds needs --elastic: the best fixed layout is searched for one load only")
     if args.routers > 1 and not args.elastic:
-        parser.error("--routers is of --elastic: the search for the best fixed layout knows one router")
+        parser.error("--routers needs --elastic: the search for the best fixed layout uses one router only")
     if args.trace and args.seeds > 1:
-        parser.error("--seeds is of cells: a recorded load is what it is")
+        parser.error("--seeds needs cells: a recorded load has one draw only")
     promise = Promise(ttft_ms=args.ttft_limit_ms, itl_ms=args.itl_limit_ms)
     rows: list[Row] = []
     capacity = {} if args.trace and not args.elastic else measure_capacity(args.machine)

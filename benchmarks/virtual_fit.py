@@ -139,17 +139,24 @@ def _beside(model: Path, num_threads: int, seconds: float, number: int) -> None:
 def _take_cores(number: int, num_threads: int) -> None:
     cores = sorted(os.sched_getaffinity(0))[number * num_threads : (number + 1) * num_threads]
     if len(cores) < num_threads:
-        raise SystemExit(f"process {number + 1} of --threads {num_threads} finds no {num_threads} cores of its own")
+        raise SystemExit(
+            f"process {number + 1} of --threads {num_threads} does not find {num_threads} cores of its own: use fewer "
+            "threads or processes"
+        )
     os.sched_setaffinity(0, cores)
 
 
 def main() -> None:
     """Make steps, fit, predict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="directory of a model with a vocabulary of 32,000; default: random")
-    parser.add_argument("--threads", type=count, default=1, help="of the engine")
-    parser.add_argument("--beside", type=at_least(0), default=0, help="other processes that do the same")
-    parser.add_argument("--seconds", type=positive, default=40.0, help="how long steps are made")
+    parser.add_argument(
+        "--model", type=Path, help="directory of a model with a vocabulary of 32,000; default: a random model"
+    )
+    parser.add_argument("--threads", type=count, default=1, help="threads of the engine")
+    parser.add_argument(
+        "--beside", type=at_least(0), default=0, help="number of other processes that do the same at the same time"
+    )
+    parser.add_argument("--seconds", type=positive, default=40.0, help="seconds to run steps for")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the machine to FILE")
     add_json_option(parser)
     args = parser.parse_args()

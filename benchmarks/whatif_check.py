@@ -48,7 +48,7 @@ def cases_named(patterns: Sequence[str]) -> list[Case]:
     """
     found = [case for name, case in CASES.items() if any(fnmatch(name, pattern) for pattern in patterns)]
     if not found:
-        raise SystemExit(f"--loads {' '.join(patterns)} fits none of {', '.join(CASES)}")
+        raise SystemExit(f"--loads {' '.join(patterns)} matches none of {', '.join(CASES)}")
     return found
 
 
@@ -63,7 +63,7 @@ def error_rows(runs: Sequence[Measured], machine: Machine | None, promise: Promi
     for run in runs:
         own = machine or run.reported
         if own is None:
-            raise SystemExit(f"{run.layout}, {run.case}: nothing was reported there; measure it anew")
+            raise SystemExit(f"{run.layout}, {run.case}: the results have no report of the workers; measure them again")
         real = figures(run.outcomes, promise).values()
         virtual = figures(predicted(run, own), promise).values()
         for figure in FIGURES:
@@ -99,16 +99,18 @@ def measure_all(file: Path, args: argparse.Namespace) -> None:
 def main() -> None:
     """Measure, fit or compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measure", type=Path, metavar="FILE", help="run real clusters, and write what they did")
-    parser.add_argument("--fit", type=Path, nargs="+", metavar="FILE", help="fit a machine to what was measured")
-    parser.add_argument("--compare", type=Path, nargs="+", metavar="FILE", help="predict what was measured")
+    parser.add_argument("--measure", type=Path, metavar="FILE", help="run real clusters, and write the results to FILE")
+    parser.add_argument("--fit", type=Path, nargs="+", metavar="FILE", help="fit a machine to the results in FILE")
+    parser.add_argument(
+        "--compare", type=Path, nargs="+", metavar="FILE", help="compare predictions with the results in FILE"
+    )
     parser.add_argument("--loads", nargs="+", default=["*"], metavar="PATTERN", help="with --measure")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS, help="with --measure")
-    parser.add_argument("--seconds", type=positive, default=30.0, help="with --measure: of each load")
+    parser.add_argument("--seconds", type=positive, default=30.0, help="with --measure: seconds of each load")
     parser.add_argument(
         "--calibration",
         default=CPU_HOST.name,
-        help="with --fit or --compare: as `baton whatif` reads it; with --compare also 'reported'",
+        help="with --fit or --compare: calibration as for `baton whatif`; with --compare also 'reported'",
     )
     parser.add_argument("--ttft-limit-ms", type=positive, default=2000.0)
     parser.add_argument("--itl-limit-ms", type=positive, default=100.0)
@@ -116,9 +118,11 @@ def main() -> None:
     add_json_option(parser)
     args = parser.parse_args()
     if sum(bool(part) for part in (args.measure, args.fit, args.compare)) != 1:
-        parser.error("give one of --measure, --fit and --compare")
+        parser.error("give exactly one of --measure, --fit and --compare")
     if args.calibration == REPORTED and (args.fit or args.save is not None):
-        parser.error(f"--calibration {REPORTED} is for --compare, without --save: each run has its own")
+        parser.error(
+            f"--calibration {REPORTED} needs --compare without --save, because each run has a calibration of its own"
+        )
     if args.measure is not None:
         measure_all(args.measure, args)
         return

@@ -98,13 +98,13 @@ async def decode_window(url: str, watch: CpuWatch, batch: int, window_s: float) 
     wall_s = time.perf_counter() - began_s
     for task in asking:
         if task.done():
-            raise RuntimeError(f"an answer ended within the window of {window_s:g} s: it must be shorter")
+            raise RuntimeError(f"an answer ended within the window of {window_s:g} s: use a shorter window")
         task.cancel()
     await asyncio.gather(*asking, return_exceptions=True)
     for client in clients:
         client.close()
     if num_after == num_before:
-        raise RuntimeError(f"the worker told of no step in a window of {window_s:g} s: the machine has too much to do")
+        raise RuntimeError(f"the worker reported no step in a window of {window_s:g} s: the machine is too busy")
     return Figures(
         step_s=(step_s_after - step_s_before) / (num_after - num_before),
         cpu_per_wall=sum(use.cpu_s - before.get(thread, ThreadUse(0, 0)).cpu_s for thread, use in after.items())
@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=count, default=[2, 1])
     parser.add_argument("--batches", nargs="+", type=count, default=[1, 8, 32])
     parser.add_argument("--turns", type=count, default=5)
-    parser.add_argument("--seconds", type=positive, default=2.0, help="how long a window is")
+    parser.add_argument("--seconds", type=positive, default=2.0, help="length of a window in seconds")
     parser.add_argument("--alone", type=Path, help=argparse.SUPPRESS)
     add_json_option(parser)
     args = parser.parse_args()

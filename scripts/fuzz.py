@@ -120,8 +120,8 @@ def check_at_rest(target: Target) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start a cluster, send the cases, tell the outcome; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=count, default=5000, help="how many at least")
-    parser.add_argument("--seed", type=int, default=1, help="same seed, same cases")
+    parser.add_argument("--cases", type=count, default=5000, help="minimal number of cases")
+    parser.add_argument("--seed", type=int, default=1, help="seed: the same seed gives the same cases")
     options = parser.parse_args(arguments)
     key = new_key()
     with tempfile.TemporaryDirectory() as folder:
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except FuzzError as error:
             print(error, file=sys.stderr)
             return 1
-    print(f"{num_cases} cases, no 5xx, no hang, nothing that the document does not promise (seed {options.seed})")
+    print(f"{num_cases} cases, no 5xx, no hang, nothing that the document does not describe (seed {options.seed})")
     return 0
 
 
@@ -163,7 +163,7 @@ def run_rounds(do_round: Callable[[int, int], int], *, num_cases: int, seed: int
         print(f"{total} cases", flush=True)
         if total >= num_cases:
             return total
-    raise FuzzError(f"{MAX_ROUNDS} rounds made {total} cases, {num_cases} were asked for")
+    raise FuzzError(f"{MAX_ROUNDS} rounds made {total} cases instead of the requested {num_cases}")
 
 
 if __name__ == "__main__":

@@ -121,8 +121,8 @@ def take_all(url: str, folder: Path) -> None:
 def main() -> None:
     """Take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="Where the cluster answers.")
-    parser.add_argument("--folder", type=Path, default=Path("docs/images"), help="Where the pictures go.")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="URL of the cluster.")
+    parser.add_argument("--folder", type=Path, default=Path("docs/images"), help="Folder for the pictures.")
     asked = parser.parse_args()
     take_all(asked.url.rstrip("/"), asked.folder)
 

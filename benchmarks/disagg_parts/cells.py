@@ -59,7 +59,7 @@ def cells_named(patterns: Sequence[str]) -> list[Cell]:
     for pattern in patterns:
         if not any(fnmatch(cell.name, pattern) for cell in ALL_CELLS):
             names = f"{'|'.join(LEVELS)}/{'|'.join(MIXES)}/{'|'.join(SHAPES)}"
-            raise SystemExit(f"--cells {pattern} fits no cell; they are {names}, and * fits any")
+            raise SystemExit(f"--cells {pattern} matches no cell; cells: {names}; * matches any")
     return [cell for cell in ALL_CELLS if any(fnmatch(cell.name, pattern) for pattern in patterns)]
 
 

@@ -111,8 +111,8 @@ def draw(values: Values, mix: str, file: Path) -> None:
 def main() -> None:
     """Draw, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", type=Path, help="what `python -m benchmarks.disagg --matrix --json` wrote")
-    parser.add_argument("folder", type=Path, help="where the pictures go")
+    parser.add_argument("rows", type=Path, help="file written by `python -m benchmarks.disagg --matrix --json`")
+    parser.add_argument("folder", type=Path, help="folder for the pictures")
     args = parser.parse_args()
     values = values_of(args.rows)
     for mix in MIXES:

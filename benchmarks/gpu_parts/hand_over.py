@@ -54,7 +54,7 @@ class Meeting:
     def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:
         """Carry a hello over."""
         if self.prefill is None:
-            raise PeerUnreachableError(engine_id=engine_id, reason="nobody prefills yet")
+            raise PeerUnreachableError(engine_id=engine_id, reason="no engine prefills yet")
         answer: Hello = self.prefill.call("accept", hello, timeout_s=timeout_s)
         return answer
 
@@ -160,7 +160,7 @@ def hand_over(prefill: PrefillProcess, decode: EngineBench, request: GenerateReq
 
 class _NobodyToMeet:
     def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:  # noqa: ARG002  (the Protocol's)
-        raise PeerUnreachableError(engine_id=engine_id, reason="this side waits to be met")
+        raise PeerUnreachableError(engine_id=engine_id, reason="this side waits for the other one to connect")
 
 
 def _serve(settings: Settings, transport: TransportChoice, prefills: Connection, meetings: Connection) -> None:

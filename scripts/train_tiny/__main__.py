@@ -75,16 +75,16 @@ def _parser() -> argparse.ArgumentParser:
     train.set_defaults(command=_train)
 
     export_ = commands.add_parser("export", help="write the checkpoint as a Hugging Face directory")
-    export_.add_argument("--run", type=Path, required=True, help="the --out of train")
+    export_.add_argument("--run", type=Path, required=True, help="folder given as --out to train")
     export_.add_argument("--model", type=Path, default=_MODEL_DIRECTORY)
     export_.set_defaults(command=_export)
 
     card = commands.add_parser("card", help="write the model card from the benchmark's figures and stories")
     card.add_argument("--model", type=Path, default=_MODEL_DIRECTORY)
-    card.add_argument("--rows", type=Path, required=True, help="--json of benchmarks.tiny_model")
-    card.add_argument("--stories", type=Path, required=True, help="--stories of benchmarks.tiny_model")
-    card.add_argument("--training", required=True, help="a sentence: steps, time, machine")
-    card.add_argument("--remarks", default="", help="what falls short")
+    card.add_argument("--rows", type=Path, required=True, help="file written by --json of benchmarks.tiny_model")
+    card.add_argument("--stories", type=Path, required=True, help="file written by --stories of benchmarks.tiny_model")
+    card.add_argument("--training", required=True, help="sentence about the training: steps, time, machine")
+    card.add_argument("--remarks", default="", help="remarks about results below their goal")
     card.set_defaults(command=_card)
     return parser
 

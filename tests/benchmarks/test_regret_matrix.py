@@ -28,7 +28,7 @@ def test_there_are_27_cells_and_patterns_choose_among_them() -> None:
         "low/decode_heavy/steady",
         "saturated/balanced/step",
     ]
-    with pytest.raises(SystemExit, match="--cells high/\\*/\\* fits no cell"):
+    with pytest.raises(SystemExit, match="--cells high/\\*/\\* matches no cell"):
         cells_named(["high/*/*"])
 
 
