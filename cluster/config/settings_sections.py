@@ -71,7 +71,7 @@ SchedulerSection = section_of(
         "and none waits. Higher values save messages and work between steps, but a new request waits until the last "
         "of these steps ends.",
         "async_scheduling": "Schedule and launch the next step before the result of the current one is there. `auto`: "
-        "on GPUs.",
+        "on GPUs, but not with draft tokens (`speculative`) or with `max_decode_steps` above 1.",
         "enable_cache_events": "Record which blocks the prefix cache stores and removes.",
         "cache_event_capacity": "Largest number of these records that is kept.",
     },

@@ -109,7 +109,8 @@ class SchedulerConfig:
     max_decode_steps: the most decode steps that are made in one, where all running requests decode and none waits.
     cuts_decode_steps: when something happens, the runner skips those of these steps that have not begun; it also tells
         when each step ended. So no request waits for them, and requests with a promised gap may take part.
-    async_scheduling: schedule and launch a step before the previous one has returned; ``auto`` does so on GPUs.
+    async_scheduling: schedule and launch a step before the previous one has returned; ``auto`` does so on GPUs,
+        but not with draft tokens, nor if max_decode_steps is above 1.
     enable_cache_events: record changes of the prefix cache, the last cache_event_capacity of them.
     """
 
