@@ -14,14 +14,14 @@ TransportChoice = Literal["auto", "local", "network"]
 
 @dataclass(frozen=True, kw_only=True)
 class TransferOptions:
-    """How blocks move, and how long that may take.
+    """How KV blocks move between engines, with the time limits for that.
 
-    checksums: None: only where the KV cache lies in host memory.
+    checksums: verify each block; None: only if the KV cache lies in host memory.
     streamed: hand prompts over while they are computed. With ``auto``, blocks in host memory are announced so rarely
-        that it hardly slows a prefill on the same cores.
-    transport: what ``nixl`` moves blocks over. ``local``: between processes of one user on one machine, without
-        listening ports. ``network``: between machines. ``auto``: the cluster decides; without one it means ``network``.
-    hung_read_timeout_s: a read that goes on for this long after its load timed out counts as hanging for good.
+        that this hardly slows down a prefill on the same cores.
+    transport: what ``nixl`` uses. ``local``: shared memory of one user's processes on one machine, without listening
+        ports. ``network``: TCP or RDMA between machines. ``auto``: the cluster decides; without a cluster ``network``.
+    hung_read_timeout_s: a read that continues for this long after its load timed out counts as hanging permanently.
     """
 
     lease_ttl_s: float = 30.0

@@ -20,12 +20,13 @@ class PoolBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingRules:
-    """``pools`` are the pools that follow the promises, by role.
+    """How pools that follow the promises are sized. ``pools`` has their smallest and largest sizes, by role.
 
-    target: the share of requests to serve in time, among those that any number of workers could serve in time.
-    window_s: the load of the last ``window_s`` is expected to come again.
-    hold_s: how long fewer workers must have been enough before some are drained.
-    start_s: the assumed time that a worker takes to start, until a start was measured.
+    target: the share of requests that should keep their promise, among those that any number of workers could serve in
+        time.
+    window_s: the load of the last ``window_s`` seconds is assumed to repeat.
+    hold_s: seconds for which fewer workers must have been enough before some are drained.
+    start_s: the assumed start time of a worker, until one has been observed.
     """
 
     pools: Mapping[str, PoolBounds]

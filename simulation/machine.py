@@ -47,13 +47,14 @@ class RouterModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One worker's machine.
+    """The machine of a simulated worker.
 
-    shared_step_time: for steps that begin while another worker of the same host computes; None: others do not matter.
-    workers_per_host: how many workers share a host, if that makes a difference.
-    step_noise: standard deviation of the logarithm of a step's time divided by the predicted one. step_skew: above the
-        median the deviation is multiplied by this, below it divided, because delays are larger than savings.
-    kv_bytes_per_token: size of the model's KV per token. num_blocks: blocks of ``block_size`` tokens each.
+    shared_step_time: prices of steps that begin while another worker of the same host computes; None: the same prices.
+    workers_per_host: number of workers that share a host, if that makes a difference.
+    step_noise: standard deviation of the logarithm of a step's time divided by the predicted time.
+    step_skew: deviations above the median are multiplied by this, those below divided by it, because delays are larger
+        than savings (docs/virtual-cluster.md).
+    kv_bytes_per_token: size of the model's KV per token. num_blocks: number of blocks, of ``block_size`` tokens each.
     """
 
     name: str

@@ -20,11 +20,11 @@ Switch = bool | Literal["auto"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCode:
-    """Whose code computes a model.
+    """Which implementation computes a model.
 
-    impl: ``native`` is Baton's code, ``transformers`` that of transformers; ``auto`` is Baton's if it has code for the
-        model, otherwise transformers'.
-    trust_remote_code: run code for transformers that comes with a checkpoint.
+    impl: ``native`` is Baton's own code, ``transformers`` that of transformers; ``auto`` prefers Baton's if it supports
+        the model.
+    trust_remote_code: run Python code for transformers that comes with the checkpoint.
     """
 
     impl: ModelImplName = "auto"
@@ -48,7 +48,7 @@ class CoreSharing:
     idle.
 
     borrows: it uses theirs while they are idle.
-    is_required: refuse to start where the system does not support it.
+    is_required: refuse to start if the system does not support that.
     """
 
     borrows: bool
@@ -57,9 +57,10 @@ class CoreSharing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """The paged KV cache. ``kv_cache_bytes`` and ``num_blocks`` override sizing from free memory.
+    """Size and behaviour of the paged KV cache. If neither ``kv_cache_bytes`` nor ``num_blocks`` is set, the size
+    follows from the free memory.
 
-    prefault: on a CPU, take all memory from the system at the start, instead of block by block at first use.
+    prefault: on a CPU, allocate the memory of the whole cache at startup, instead of block by block at first use.
     """
 
     block_size: int = 16
@@ -94,24 +95,24 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """The token-budget scheduler. ``max_model_len`` None takes the model's own.
+    """Limits and policies of the scheduler. ``max_model_len`` None takes the model's own limit.
 
-    long_prefill_token_threshold: the most tokens of one prompt in a step; longer prompts count as long. 0 is off.
-    recompute_damaged_only: after a load failed in part, compute only the damaged blocks. Otherwise, and always without
-        chunked prefill, everything from the first damaged block on is computed.
-    watermark: the share of all blocks that admission keeps free, so that running requests can grow.
-    ask_again_s: how often a connector that does not know yet is asked again.
-    max_num_partial_prefills: how many prompts may be computed in part at once, 0 is no limit; at most
-        max_long_partial_prefills of them may be long, 0 is no limit.
-    scheduler_delay_factor: hold new prompts back for this many times the last prompt's latency; 0 is off.
-    enable_priority_preemption: a waiting or loaded request may take the place of running ones of lower priority.
-    artificial_preemption_probability: preempt without need, at most max_num_artificial_preemptions times.
-    max_decode_steps: the most decode steps that are made in one, where all running requests decode and none waits.
-    cuts_decode_steps: when something happens, the runner skips those of these steps that have not begun; it also tells
-        when each step ended. So no request waits for them, and requests with a promised gap may take part.
+    long_prefill_token_threshold: the most tokens of one prompt per step; longer prompts count as long. 0: no limit.
+    recompute_damaged_only: after a load failed partly, recompute only the damaged blocks. Otherwise, and always without
+        chunked prefill, everything from the first damaged block on is recomputed.
+    watermark: the share of all blocks that stays free when requests are admitted, so that running requests can grow.
+    ask_again_s: interval at which a connector is asked again that does not know yet whether it has a prompt's KV.
+    max_num_partial_prefills: the most prompts that may be partly computed at the same time, of which at most
+        max_long_partial_prefills may be long. 0: no limit, for either.
+    scheduler_delay_factor: new prompts wait for this many times the duration of the last step with prompts. 0: off.
+    enable_priority_preemption: requests that wait, or whose KV was loaded, may preempt running ones of lower priority.
+    artificial_preemption_probability: for tests, preempt without need, at most max_num_artificial_preemptions times.
+    max_decode_steps: the most decode steps that run as one, while all running requests decode and none waits.
+    cuts_decode_steps: if something happens meanwhile, the runner skips those of these steps that have not begun, and
+        reports when each step ended. So requests do not wait for them, and those with a promised gap may take part.
     async_scheduling: schedule and launch a step before the previous one has returned; ``auto`` does so on GPUs,
         but not with draft tokens, nor if max_decode_steps is above 1.
-    enable_cache_events: record changes of the prefix cache, the last cache_event_capacity of them.
+    enable_cache_events: record changes of the prefix cache; the last cache_event_capacity records are kept.
     """
 
     max_num_batched_tokens: int = 2048
@@ -251,10 +252,10 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPUConfig:
-    """Settings that matter only on a GPU.
+    """Settings that only matter on a GPU.
 
-    cuda_graphs: replay decode steps of up to max_graph_batch_size tokens as graphs; None is as many tokens as a step
-        can have.
+    cuda_graphs: replay decode steps of up to max_graph_batch_size tokens as CUDA graphs; None: of any size that a
+        decode step can have.
     compile_elementwise: fuse the operations between matrix products and attention into Baton's own kernels.
     """
 
@@ -276,15 +277,15 @@ MAX_DRAFT_TOKENS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """Draft tokens. They change no token, only how many come out of a step.
+    """Speculative decoding. It does not change the output, only the number of steps that the output takes.
 
-    method: what proposes them. ``ngram`` looks for the last tokens earlier in the same request, ``suffix`` also in
-        earlier answers; ``draft_model`` asks another model.
-    num_tokens: the most drafts of a request in a step; ``auto``: as many as are measured to pay, at most 8.
-    min_match, max_match: how many of the last tokens must be found again, and how many are looked for at most.
-    max_kept_tokens: the most tokens of earlier answers that are kept.
-    draft_model: the checkpoint of the draft model, which must have the same vocabulary.
-    draft_cache_tokens: the most tokens of running requests whose KV the draft model keeps.
+    method: what proposes draft tokens. ``ngram`` searches the request for an earlier occurrence of its last tokens,
+        ``suffix`` also searches earlier answers, and ``draft_model`` runs another model.
+    num_tokens: the most drafts per request and step; ``auto``: as many as measurements show to pay off, at most 8.
+    min_match, max_match: the fewest of the last tokens that must occur earlier, and the most that are compared.
+    max_kept_tokens: the most tokens of earlier answers that ``suffix`` keeps.
+    draft_model: the directory of the draft model's checkpoint, which must have the same vocabulary.
+    draft_cache_tokens: size of the draft model's KV cache, in tokens of running requests.
     """
 
     method: SpeculativeMethod = "none"

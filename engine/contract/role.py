@@ -22,19 +22,20 @@ class LoadMeasure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """A role. Its ``name`` is also that of its Serve deployment, its configuration section and its metrics label.
+    """A role of workers. Its ``name`` is also that of its Serve deployment, its configuration section and its metrics
+    label.
 
     Every engine can do everything. A role says what a pool is meant for, and its workers report it as a value.
 
-    measure: the measure of its workers' load. A pool that follows its load scales by it, and the routing policy
-        ``prefix`` weighs it against what is cached.
-    policy: the routing policy of its workers, where the configuration names none.
-    hands_over_to: the roles whose workers continue what a worker of this role computed, after its prompt or when it is
-        drained. Workers of roles that hand over to each other meet.
+    measure: how the load of its workers is measured: pools that follow their load scale by it, and the routing policy
+        ``prefix`` weighs it against cached tokens.
+    policy: the routing policy for its workers, if the configuration names none.
+    hands_over_to: the roles whose workers continue what a worker of this role computed, after the prompt or when the
+        worker drains. Workers of roles that hand over to each other connect to each other.
     decodes: its workers usually decode. So they use CUDA graphs for decode steps, and may compute prompts that are
         almost entirely in their cache.
-    prompt_share: the least time of a step for prompts, as a share of the step's time without them, whatever its streams
-        were promised.
+    prompt_share: the least time of a step that prompts get, as a share of the step's time without them, whatever
+        latency its streams were promised.
     """
 
     name: str

@@ -99,16 +99,16 @@ class StartedRow(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class StepDraft:
-    """What has been decided for one step so far.
+    """The decisions made so far for one step.
 
     is_blocked: no waiting request is admitted in this step.
-    has_preempted: a request lost its place, so the step must be sent even if it computes nothing.
-    prefill_share: the most tokens for one prefill; 0 is no limit.
-    prompt_budget: the most tokens for all rows with more than one token to compute, so that decoding rows get theirs
-        soon.
-    favoured: the request admitted first, because a place was made or is kept for it.
-    leaving_rows: rows that would be given up, while victims of a preemption are weighed.
-    num_decode_steps: how many times the running rows decode in this step.
+    has_preempted: a request was preempted, so the step must be sent even if it computes nothing.
+    prefill_share: the most tokens for a single prefill; 0: no limit.
+    prompt_budget: the most tokens for all rows with more than one token to compute, so that decoding rows do not wait
+        too long for theirs.
+    favoured: the request that is admitted first, because room was made or is reserved for it.
+    leaving_rows: while victims of a preemption are chosen: rows that would be given up.
+    num_decode_steps: how many decode steps the running rows make in this step.
     """
 
     token_budget: int

@@ -35,11 +35,10 @@ class MoveOrder:
 class LiveStream:
     """One stream's stay at one worker. ``output_token_ids`` are all its tokens so far; the list grows.
 
-    ``num_moves``: how often it left a worker by order before.
-    ``order`` is set once it was told to leave this worker.
-    ``prompt`` is what the worker has to compute before the first token; None if another worker computes it, or if its
-    computation has begun or ended. ``first_due_s`` is when its first token is due by promise, if there is one.
-    ``is_handed_over``: only its prompt is computed here; ``goes_on_at`` is the worker that generates, if known.
+    ``num_moves``: how often it was ordered to leave a worker before. ``order`` is set once it was ordered to leave this
+    worker. ``prompt`` is what the worker has to compute before the first token; None if another worker computes it, or
+    once its computation has begun. ``first_due_s``: when its first token is promised, if it is. ``is_handed_over``:
+    only its prompt is computed here; ``goes_on_at`` is the worker that generates, if known.
     """
 
     request: GenerateRequest

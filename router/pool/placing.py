@@ -28,12 +28,14 @@ class NamedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """``stream`` generates. ``prompt`` computes the prompt, ``num_prompt_tokens`` of which are not in its cache; None
-    if that is decided later. If the prompt is split, ``prompt`` computes only the first ``num_head_tokens``, and
-    ``num_prompt_tokens`` counts the uncached ones of these; ``stream`` computes the others; 0: no split.
-    ``num_prompt_blocks`` are reserved where the prompt is computed, if that is elsewhere.
+    """The replicas chosen for a request. ``stream`` generates. ``prompt`` computes the prompt; None if that is decided
+    later.
 
-    ``weighed`` are the cheapest plans, the chosen one first; set for traced requests only.
+    ``num_prompt_tokens`` of the prompt are not in the cache of ``prompt``. If the prompt is split, ``prompt`` computes
+    only its first ``num_head_tokens``, whose uncached tokens ``num_prompt_tokens`` counts, and ``stream`` computes the
+    rest; 0: no split. ``num_prompt_blocks`` are reserved where the prompt is computed, if that is another replica.
+
+    ``weighed`` are the cheapest plans, the chosen one first; only set for traced requests.
     """
 
     stream: Replica

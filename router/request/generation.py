@@ -28,19 +28,26 @@ this many seconds before the promise ends, because writing and reading it also t
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Generation:
-    """``take`` returns tokens; ``cancel`` ends the request and frees what it holds on all workers.
+    """One sequence that is being generated. ``take`` returns its tokens; ``cancel`` ends it and frees what it holds on
+    all workers.
 
-    ``output_token_ids`` are all tokens so far: another worker can continue from them. ``stage`` says what the request
-    is waiting for, for error messages. ``deadline_s`` is in the event loop's time.
-    ``caller_id`` is the caller's id of the request, for logs.
-    ``leader`` is the first sequence of the same prompt, None if this is the first. ``ticket`` stands for room on a
-    decode replica, None if the sequence needs none. ``begun`` is set once the first token arrived, or never will. The
-    replicas are the first ones that served the sequence. The ticket supplies ``placed``, where the sequence goes, and
-    ``prompt_room``, its turn on the replica that computes its prompt. ``is_local``: the decode replica computes it.
-    ``trace`` is written as the sequence runs; None if it is not traced. ``arrival`` is the record from which future
-    load is predicted, where that is done.
-    So far ``num_draft_tokens`` draft tokens were verified, and ``num_accepted_drafts`` of them became output.
-    ``others`` receive the other outputs of a beam search; this one gets the best. The others run no request themselves.
+    Progress: ``output_token_ids`` are all tokens so far, from which another worker can continue. ``stage`` says what
+    the request is waiting for, for error messages. ``deadline_s`` is in the event loop's time. ``caller_id`` is the
+    caller's id of the request, for logs.
+
+    Other sequences of the same prompt: ``leader`` is the first of them, None if this is the first. ``begun`` is set
+    once the first token has arrived, or never will.
+
+    Placement: ``ticket`` is its room on a decode replica, None if it needs none. The ticket has ``placed``, the
+    decision where the sequence goes, and ``prompt_room``, its turn on the replica that computes its prompt. The
+    replicas are the first ones that served the sequence. ``is_local``: the decode replica also computes the prompt.
+
+    Records: ``trace`` is written while the sequence runs; None if it is not traced. ``arrival`` is the record from
+    which future load is predicted, if that is done. ``num_draft_tokens`` draft tokens were verified so far, and
+    ``num_accepted_drafts`` of them became output.
+
+    Beam search: ``others`` receive the other outputs of the search, and this one gets the best. The others run no
+    request themselves.
     """
 
     request: GenerateRequest

@@ -10,11 +10,12 @@ TRACES_PATH = "/v1/traces"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingSettings:
-    """Spans are made where there is an ``otlp_endpoint``: the collector's URL, to which `/v1/traces` is added where it
-    has no path.
+    """Where spans are exported to. With ``otlp_endpoint`` None there are no spans; otherwise it is the collector's URL,
+    to which `/v1/traces` is appended if it has no path.
 
-    ``sample_ratio`` applies to traces that begin here; if a request says whether its trace is sampled, that decides.
-    None leaves it to the environment's OTEL_TRACES_SAMPLER, and without that samples all.
+    ``sample_ratio`` is the share of traces started here that is exported; a request that says whether its trace is
+    sampled decides for itself. None uses the environment's OTEL_TRACES_SAMPLER, or samples everything if that is not
+    set.
     """
 
     otlp_endpoint: str | None = None
