@@ -1,4 +1,4 @@
-"""How long the built-in model takes alone, on one CPU thread: what other costs are compared with."""
+"""Times of the built-in model alone, on one CPU thread: other costs are compared with these."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_DECODED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltinTimes:
-    """Medians of an idle engine."""
+    """Median times of an idle engine."""
 
     ttft_ms: float
     decode_step_ms: float
@@ -55,7 +55,7 @@ def _seconds(num_prompt_tokens: int, num_tokens: int) -> Iterator[float]:
 
 
 def builtin_times(num_prompt_tokens: int) -> BuiltinTimes:
-    """Time to first token, and of a decode step, for prompts of this length."""
+    """Measure the time to first token and the time of a decode step for prompts of this length."""
     first_s = statistics.median(_seconds(num_prompt_tokens, 1))
     all_s = statistics.median(_seconds(num_prompt_tokens, 1 + NUM_DECODED))
     return BuiltinTimes(ttft_ms=1e3 * first_s, decode_step_ms=1e3 * max(all_s - first_s, 0.0) / NUM_DECODED)

@@ -1,4 +1,4 @@
-"""What this machine can do at best: matrix products and reading memory, measured in the same run as the engine."""
+"""The best that this machine can do: matrix products and reading memory, measured in the same run as the engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NUM_REPEATS = 7
 
 
 def median_s(function: Callable[[], object], num_repeats: int = NUM_REPEATS) -> float:
-    """Median seconds of one call, after one that does not count."""
+    """Median seconds of a call, after a first call that does not count."""
     function()
     durations = []
     for _ in range(num_repeats):
@@ -29,6 +29,6 @@ def matmul_gflops(dtype: torch.dtype, size: int = 2048) -> float:
 
 
 def memory_read_gb_per_s(num_bytes: int = 1 << 30) -> float:
-    """Rate at which all threads together read memory that is in no cache, in GB/s."""
+    """The rate at which all threads together read memory that is not in a cache, in GB/s."""
     data = torch.ones(num_bytes // 4)
     return num_bytes / median_s(data.sum) / 1e9

@@ -1,4 +1,4 @@
-"""A closed loop over HTTP: so many clients, each of which sends its next request when its last answer has ended.
+"""A closed loop over HTTP: a number of clients, each of which sends its next request when its last answer has ended.
 
 What is reported happened in a window in which all clients were busy. It begins when every client has had its first
 answer; these have different lengths, so that the clients do not go on in step. It ends before the clients stop.
@@ -52,8 +52,9 @@ class ClosedFigures:
 
 @dataclass(slots=True, kw_only=True)
 class Course:
-    """How far a load is: ``answers`` are those after the first ones, ``begin_s`` is when its window began, and
-    ``cpu_s`` what the server's processes took in it."""
+    """The progress of a load: ``answers`` are those after the first ones, ``begin_s`` is when the window began, and
+    ``cpu_s`` is the CPU time of the server's processes in the window.
+    """
 
     load: ClosedLoad
     clock: Callable[[], float]
@@ -65,11 +66,11 @@ class Course:
 
     @property
     def end_s(self) -> float:
-        """When its window ends."""
+        """When the window ends."""
         return self.begin_s + self.load.window_s
 
     def take_first(self) -> None:
-        """Count a client's first answer; the last of them begins the window."""
+        """Count a client's first answer. The last client's first answer begins the window."""
         self.num_warm += 1
         if self.num_warm == self.load.concurrency:
             self.begin_s = self.clock()
@@ -77,7 +78,7 @@ class Course:
 
 
 async def run_closed(url: str, load: ClosedLoad, watch: CpuWatch | None = None) -> ClosedFigures:
-    """The figures of a load, with the CPU time that ``watch`` sees.
+    """Run the load and return its figures, with the CPU time that ``watch`` measures.
 
     Raises:
         LoadError: A request failed, the load took too long, or its window is too short.
@@ -109,7 +110,7 @@ async def send_closed(
 
 
 async def _watch(course: Course, watch: CpuWatch | None) -> None:
-    """Note the CPU time that the server takes in the window."""
+    """Measure the CPU time that the server uses during the window."""
     if watch is None:
         return
     await course.begun.wait()

@@ -1,4 +1,4 @@
-"""CPU time by process of a server and all that it starts, and of an engine's threads apart from the rest of a process.
+"""CPU time of a server and all processes that it starts, by process; an engine's threads are counted separately.
 
 What belongs to a server carries a variable in its environment: daemons that left the process tree are found as well.
 Threads are told apart by the name that the system knows them by (``engine.frontend.os_threads``). Linux only.
@@ -19,7 +19,7 @@ MARK = "BATON_BENCHMARK_SERVER"
 """Set in a server's environment; its children inherit it."""
 
 ENGINE_THREADS = "engine threads"
-"""The row of the threads that compute: an engine's, and the team that it computes with."""
+"""The row for the compute threads: an engine's thread, and the team that it computes with."""
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _NAMES = {
@@ -32,20 +32,20 @@ _UTIME, _STIME = 11, 12
 
 @dataclass(frozen=True, slots=True)
 class ThreadUse:
-    """CPU seconds of a thread so far, and how often it gave its core up by itself, which is to sleep."""
+    """CPU seconds of a thread so far, and how often it went to sleep (voluntary context switches)."""
 
     cpu_s: float
     num_sleeps: int
 
 
 class CpuWatch:
-    """Looks at the processes that carry ``mark``."""
+    """Measures the processes that have ``mark`` in their environment."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
 
     def take(self) -> dict[str, float]:
-        """CPU seconds of each process so far, by its name; of an engine's threads under ``ENGINE_THREADS``."""
+        """CPU seconds of each process so far, by name; those of an engine's threads are under ``ENGINE_THREADS``."""
         seconds: dict[str, float] = defaultdict(float)
         for process in self.processes():
             try:
@@ -57,7 +57,7 @@ class CpuWatch:
         return seconds
 
     def take_engine(self, role: str) -> dict[int, ThreadUse]:
-        """What each of the threads that compute in the workers of a role used so far, by the thread's id."""
+        """What each compute thread of a role's workers has used so far, by the thread's id."""
         used = {}
         for process in self.processes():
             with contextlib.suppress(psutil.Error, FileNotFoundError, ProcessLookupError):
@@ -67,7 +67,9 @@ class CpuWatch:
         return used
 
     def processes(self) -> set[psutil.Process]:
-        """All of the server's: a title may have overwritten a process's environment, but not its parent's."""
+        """All processes of the server. Children count too, because a title may have overwritten a process's
+        environment.
+        """
         found: set[psutil.Process] = set()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, FileNotFoundError, ProcessLookupError):
@@ -77,7 +79,7 @@ class CpuWatch:
 
 
 def spent(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """CPU seconds between two looks, by process, the most first."""
+    """CPU seconds between two measurements, by process, highest first."""
     seconds = {name: total - before.get(name, 0.0) for name, total in after.items()}
     return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
@@ -90,7 +92,7 @@ def _use_of(task: Path) -> ThreadUse:
 
 
 def _plain_name(process: psutil.Process) -> str:
-    """A process's title without what only tells how it was started."""
+    """A process's title, without parts that only say how it was started."""
     title = (process.cmdline() or [process.name()])[0]
     for prefix, plain in _NAMES.items():
         if title.startswith(prefix):

@@ -1,4 +1,4 @@
-"""Attention of a decode step on the CPU: the compiled kernel over 12 layers, beside the speed at which memory is read.
+"""Attention of a decode step on the CPU: the compiled kernel over 12 layers, compared with the speed of reading memory.
 
     python -m benchmarks.decode_attention --json benchmarks/results/decode_attention.json
 
@@ -27,7 +27,7 @@ SHAPES = ((1, 160), (8, 160), (16, 160), (32, 160), (16, 1024))
 
 
 def measure(dtype: torch.dtype, num_requests: int, context: int, ceiling: float, num_repeats: int) -> list[Row]:
-    """One batch."""
+    """Measure one batch."""
     blocks_each = -(-context // BLOCK_SIZE)
     num_blocks = num_requests * blocks_each
     cache = new_cache(dtype, num_blocks, num_layers=NUM_LAYERS)

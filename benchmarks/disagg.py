@@ -48,7 +48,7 @@ STREAM, BURST = "stream", "burst"
 
 
 def settings_of(name: str, args: argparse.Namespace) -> dict[str, object]:
-    """The configuration of a cluster. The prefill worker of all but the first never gets a request: it sleeps."""
+    """The configuration of a cluster. Except for the first, the prefill worker never gets a request, so it sleeps."""
     if name in (DISAGG, DISAGG_LEAD):
         lead = args.queue_lead if name == DISAGG_LEAD else 0
         threads = {"num_threads": 1}
@@ -61,7 +61,7 @@ def settings_of(name: str, args: argparse.Namespace) -> dict[str, object]:
 
 
 def mixed_load(rate: float, args: argparse.Namespace, *, part: int) -> list[Arrival]:
-    """``rate`` streams a second, and every ``burst_period`` seconds ``burst_share`` long prompts for each of them.
+    """``rate`` streams per second, and every ``burst_period`` seconds ``burst_share`` long prompts for each of them.
 
     No two parts have a prompt in common, which a cluster would find in its prefix cache.
     """
@@ -104,7 +104,7 @@ def is_good(timing: Timing, args: argparse.Namespace) -> bool:
 
 
 def cluster_rows(name: str, rate: float, timings: Sequence[Timing], args: argparse.Namespace) -> list[Row]:
-    """The figures of one cluster at one rate."""
+    """The rows of one cluster at one rate."""
     failed = [timing.error for timing in timings if timing.error is not None]
     if failed:
         raise SystemExit(f"{name} at rate {rate}: {len(failed)} requests failed; the first: {failed[0]}")
@@ -127,7 +127,7 @@ def cluster_rows(name: str, rate: float, timings: Sequence[Timing], args: argpar
 
 
 def measure(name: str, model: Path, args: argparse.Namespace) -> list[Row]:
-    """One cluster at every rate, after a warm-up that does not count."""
+    """Measure one cluster at every rate, after a warm-up that does not count."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump({"model": str(model), "max_model_len": args.max_model_len, **settings_of(name, args)}, file)
         file.flush()
@@ -142,7 +142,7 @@ def measure(name: str, model: Path, args: argparse.Namespace) -> list[Row]:
 
 
 def ratio_rows(rows: Sequence[Row], rates: Sequence[float]) -> list[Row]:
-    """The separated cluster's worst gap over the single engine's, at each rate."""
+    """Ratio of the separated cluster's worst gap to the single engine's, at each rate."""
     values = {row.name: row.value for row in rows}
     return [
         Row(
@@ -156,7 +156,7 @@ def ratio_rows(rows: Sequence[Row], rates: Sequence[float]) -> list[Row]:
 
 
 def add_matrix_options(parser: argparse.ArgumentParser) -> None:
-    """What ``--matrix`` goes by."""
+    """Add the options of ``--matrix``."""
     parser.add_argument("--matrix", action="store_true", help="measure the regret matrix")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS, help="layouts of the matrix")
     parser.add_argument(

@@ -1,4 +1,6 @@
-"""A random Llama and a smaller one that often says the same, as Hugging Face directories with a tokenizer of words."""
+"""A random Llama and a smaller one that often predicts the same tokens, as Hugging Face directories with a tokenizer of
+words.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def write_worded_llama(model: Path, dtype: torch.dtype) -> None:
 
 
 def write_draft_model(model: Path, draft_model: Path) -> None:
-    """Let the layers of a model behind the first two do little, and write a model of these two."""
+    """Reduce the effect of all layers after the first two of a model, and write a second model of only these two."""
     tensors = load_file(model / "model.safetensors")
     for name, tensor in tensors.items():
         if _layer_of(name) >= NUM_DRAFT_LAYERS and name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -44,7 +46,7 @@ def write_draft_model(model: Path, draft_model: Path) -> None:
 
 
 def _layer_of(name: str) -> int:
-    """-1 for what belongs to no layer."""
+    """The number of the layer that a tensor belongs to; -1 if it belongs to none."""
     parts = name.split(".")
     return int(parts[2]) if parts[1] == "layers" else -1
 

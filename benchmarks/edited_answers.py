@@ -1,4 +1,4 @@
-"""Answers as they were before somebody edited them: what callers of code edits can predict."""
+"""Earlier versions of answers, before an edit: what callers that edit code could give as a prediction."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ EDIT_EVERY = 24
 
 
 def before_edits(answer: Sequence[int]) -> list[int]:
-    """The answer with one of three edits undone every so many tokens, in turn: a token that was changed, one that was
-    put in, one that was left out."""
+    """The answer, in which every so many tokens one of three edits is undone, in turn: a changed, an inserted or a
+    removed token.
+    """
     tokens = list(answer)
     for place in range(len(answer) - EDIT_EVERY, 0, -EDIT_EVERY):
         other = (tokens[place] + 1) % VOCAB_SIZE

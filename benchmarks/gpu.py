@@ -1,4 +1,4 @@
-"""What a GPU gives of what it could, in one run of a few minutes: decode, prefill, and KV between two engines.
+"""How much of a GPU's potential Baton uses, in one run of a few minutes: decode, prefill, and KV between two engines.
 
     python -m benchmarks.gpu --json benchmarks/results/gpu.json
 
@@ -42,14 +42,14 @@ PARTS = ("attention", "decode", "prefill", "hand_over")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
-    """Of the device, per second."""
+    """The device's limits, per second."""
 
     memory_bytes: float
     matmul_flops: float
 
     @classmethod
     def measure(cls, device: torch.device, *, num_bytes: int, size: int) -> Ceilings:
-        """Leaves the memory it took to others."""
+        """Measure the limits, and free the device memory that this took."""
         ceilings = cls(
             memory_bytes=memory_bytes_per_s(device, num_bytes), matmul_flops=matmul_flops_per_s(device, size)
         )
@@ -58,7 +58,7 @@ class Ceilings:
         return ceilings
 
     def rows(self, device_name: str) -> list[Row]:
-        """Under stable names."""
+        """The rows of the limits, with stable names."""
         detail: dict[str, float | str] = {"device": device_name, "cuda": str(torch.version.cuda)}
         return [
             Row(name="ceiling/memory", value=self.memory_bytes / 1e9, unit="GB/s", detail=detail),
@@ -67,7 +67,7 @@ class Ceilings:
 
 
 def decode_rows(shape: LlamaShape, ceilings: Ceilings, *, batch: int, step_s: float, context: float) -> list[Row]:
-    """A rate, and its share of what reading alone allows."""
+    """The rows of a decode rate, and of its ratio to the limit of memory bandwidth."""
     share = shape.step_bytes(batch=batch, context=context) / step_s / ceilings.memory_bytes
     return [
         Row(name=f"decode/{batch}", value=batch / step_s, unit="tokens/s", detail={"step_ms": 1e3 * step_s}),
@@ -76,7 +76,7 @@ def decode_rows(shape: LlamaShape, ceilings: Ceilings, *, batch: int, step_s: fl
 
 
 def prefill_rows(shape: LlamaShape, ceilings: Ceilings, *, num_tokens: int, seconds: float) -> list[Row]:
-    """A rate, and its share of what multiplying alone allows."""
+    """The rows of a prefill rate, and of its ratio to the limit of matrix products."""
     share = shape.prefill_flops(num_tokens) / seconds / ceilings.matmul_flops
     return [
         Row(
@@ -87,7 +87,7 @@ def prefill_rows(shape: LlamaShape, ceilings: Ceilings, *, num_tokens: int, seco
 
 
 def hand_over_row(num_tokens: int, found: HandOver) -> Row:
-    """How long it took, and how fast that is."""
+    """The row of a hand-over: its duration, and the transfer rate."""
     return Row(
         name=f"hand_over/{num_tokens}",
         value=1e3 * found.seconds,
@@ -97,7 +97,7 @@ def hand_over_row(num_tokens: int, found: HandOver) -> Row:
 
 
 class Run:
-    """One engine, then a second one beside it; a part that fails does not keep the others from running."""
+    """Measures one engine, then a second one next to it. If a part fails, the others still run."""
 
     def __init__(self, args: argparse.Namespace, settings: Settings) -> None:
         self._args = args
@@ -107,7 +107,7 @@ class Run:
         self.failures: list[str] = []
 
     def measure(self) -> None:
-        """All parts."""
+        """Run all parts."""
         device = torch.device(self._settings.device)
         is_gpu = device.type == "cuda"
         sizes = {"num_bytes": 4 << 30, "size": 8192} if is_gpu else {"num_bytes": 1 << 24, "size": 128}
@@ -193,7 +193,7 @@ class Run:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="8B")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu only to try out this script")
@@ -216,7 +216,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, measure, print; 1 if a part failed."""
+    """Parse, measure, print. Returns 1 if a part failed."""
     args = parse(arguments)
     shape = SHAPES[args.shape]
     with llama_directory(shape, torch.device(args.device), kept=args.model) as directory:

@@ -55,7 +55,7 @@ def prompts(number: int, args: argparse.Namespace) -> list[list[int]]:
 
 
 def engine_main(settings: Settings, args: argparse.Namespace, results: Connection) -> None:
-    """One engine's rates at each batch, and its answers; entry of a process."""
+    """The rates of one engine at each batch size, and its answers; entry point of a process."""
     bench = EngineBench(settings)
     steps = {}
     for batch in args.concurrency:
@@ -79,7 +79,7 @@ def engine_main(settings: Settings, args: argparse.Namespace, results: Connectio
 
 
 def one_engine(settings: Settings, args: argparse.Namespace) -> tuple[dict[int, float], list[list[int]]]:
-    """Seconds of a step by batch, and greedy answers; the GPU is free again afterwards."""
+    """Seconds per step by batch size, and greedy answers. The GPU is free again afterwards."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=engine_main, args=(settings, args, theirs))
@@ -114,7 +114,7 @@ def served(side: str, model: Path, args: argparse.Namespace) -> Iterator[str]:
 
 
 def share_equal(url: str, expected: Sequence[Sequence[int]], args: argparse.Namespace) -> float:
-    """Of greedy answers, asked one at a time."""
+    """Share of greedy answers, requested one at a time, that equal the expected ones."""
     num_equal = 0
     for prompt, answer in zip(prompts(len(expected), args), expected, strict=True):
         body = {
@@ -131,7 +131,7 @@ def share_equal(url: str, expected: Sequence[Sequence[int]], args: argparse.Name
 
 
 def side_rows(side: str, url: str, args: argparse.Namespace, expected: Sequence[Sequence[int]]) -> Iterator[Row]:
-    """All that is measured of one side."""
+    """The rows of one side."""
     yield Row(name=f"{side}/equal", value=share_equal(url, expected, args), unit="of requests")
 
     def load(concurrency: int, window_s: float, seed: str) -> ClosedLoad:
@@ -154,7 +154,7 @@ def side_rows(side: str, url: str, args: argparse.Namespace, expected: Sequence[
 
 
 def measure(model: Path, args: argparse.Namespace) -> list[Row]:
-    """The engine, then each side."""
+    """Measure the engine, then each side."""
     settings = Settings(
         directory=model, shape=SHAPES[args.shape], device=args.device, block_size=args.block_size, share=0.8
     )
@@ -180,7 +180,7 @@ def measure(model: Path, args: argparse.Namespace) -> list[Row]:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="8B")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu only to try out this script")

@@ -1,4 +1,4 @@
-"""What grammars cost: masks in a decode step, compiling a schema, and a slow grammar beside other requests.
+"""What grammars cost: masks in a decode step, compiling a schema, and a slow grammar while other requests run.
 
     python -m benchmarks.grammar --json benchmarks/results/grammar.json
 
@@ -51,7 +51,7 @@ TEXT_SCHEMA: dict[str, Any] = {
 
 
 class Streams:
-    """An engine, and what it is asked."""
+    """An engine and its requests."""
 
     def __init__(self, directory: Path, *, num_threads: int, max_num_seqs: int) -> None:
         config = EngineConfig(
@@ -64,7 +64,7 @@ class Streams:
         self._num_requests = 0
 
     def add(self, grammar: str | None, *, max_tokens: int) -> str:
-        """One more request; its id."""
+        """Add a request; returns its id."""
         self._num_requests += 1
         prompt = torch.randint(3, VOCAB_SIZE, (PROMPT_TOKENS,), generator=self._generator).tolist()
         sampling = SamplingParams(
@@ -76,7 +76,7 @@ class Streams:
         return str(self._num_requests)
 
     def start(self, grammar: str | None, *, batch: int, max_tokens: int) -> None:
-        """Begin ``batch`` streams, up to the first token of each."""
+        """Start ``batch`` streams, up to the first token of each."""
         waiting = {self.add(grammar, max_tokens=max_tokens) for _ in range(batch)}
         while waiting:
             self.core.wake.clear()
@@ -85,19 +85,19 @@ class Streams:
             waiting -= {delta.request_id for delta in self.core.step().deltas()}
 
     def step_s(self) -> float:
-        """How long a step takes."""
+        """The duration of a step."""
         started = time.perf_counter()
         self.core.step()
         return time.perf_counter() - started
 
     def finish(self) -> None:
-        """Step until all is said."""
+        """Step until all requests have ended."""
         while self.core.has_unfinished():
             self.core.step()
 
 
 def measure_masks(streams: Streams, batch: int, num_steps: int) -> list[Row]:
-    """Steps with a grammar beside steps without."""
+    """Compare steps with a grammar with steps without."""
     grammars = {"plain": None, "grammar": json_schema_grammar(TEXT_SCHEMA).text}
     steps: dict[str, list[float]] = {name: [] for name in grammars}
     for _ in range(NUM_ROUNDS):
@@ -112,7 +112,7 @@ def measure_masks(streams: Streams, batch: int, num_steps: int) -> list[Row]:
 
 
 def schema_of_1_kb(number: int) -> dict[str, Any]:
-    """A schema that no other number has."""
+    """A schema that differs for each number."""
     properties = {
         f"field_{number}_{index}": {"type": "string", "maxLength": 40}
         if index % 3
@@ -123,7 +123,7 @@ def schema_of_1_kb(number: int) -> dict[str, Any]:
 
 
 def measure_compile(directory: Path) -> list[Row]:
-    """Schemas of 1 KB, one after the other."""
+    """Compile schemas of 1 KB one after the other."""
     store = GrammarStore(directory, vocab_size=VOCAB_SIZE, eos_token_ids=(END,))
     ended = threading.Event()
     store.on_end = ended.set
@@ -151,7 +151,7 @@ def _compile_s(store: GrammarStore, grammar: str, ended: threading.Event) -> flo
 
 
 def slow_grammar() -> str:
-    """One that takes much longer than a step."""
+    """A grammar that takes much longer to compile than a step."""
     names = [f"k{number}" for number in range(NUM_SLOW_PATTERNS)]
     patterns = {
         name: {"type": "string", "pattern": f"^[a-z]{{1,{number % 50 + 1}}}$"} for number, name in enumerate(names)
@@ -160,7 +160,7 @@ def slow_grammar() -> str:
 
 
 def measure_slow(streams: Streams, batch: int) -> list[Row]:
-    """Steps of plain streams before and while a slow grammar compiles."""
+    """Measure steps of plain streams before, while and after a slow grammar compiles."""
     streams.start(None, batch=batch, max_tokens=800)
     before = [streams.step_s() for _ in range(40)]
     grammar = slow_grammar()

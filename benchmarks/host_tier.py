@@ -1,4 +1,4 @@
-"""What the host tier saves and costs: time to first token with a prefix loaded back, beside computing it, in one run.
+"""What the host tier saves and costs: time to first token with a prefix loaded back, compared with computing it.
 
     python -m benchmarks.host_tier --json benchmarks/results/host_tier.json
 
@@ -44,7 +44,7 @@ HOST_BYTES = 256 << 20
 
 @contextmanager
 def builtin_engine(*, num_blocks: int, host_bytes: int) -> Iterator[EngineCore]:
-    """The built-in model on one thread, with or without a tier."""
+    """The built-in model on one thread, with or without a host tier."""
 
     def connect(layout: KVLayout, region: KVRegion, wake: WakeCallback) -> Connector:
         fabric = InProcessFabric()
@@ -90,7 +90,9 @@ def ttft_ms(core: EngineCore, prompt: tuple[int, ...], name: str) -> float:
 
 
 def median_ttft_ms(num_tokens: int, *, host_bytes: int, evicts: bool) -> float:
-    """The second request for a prompt, after another one took its blocks, or not."""
+    """Median time to first token of the second request for a prompt, with or without another one that took its blocks
+    meanwhile.
+    """
     num_blocks = -(-(num_tokens + 1) // BLOCK_SIZE)
     samples = []
     with builtin_engine(num_blocks=num_blocks if evicts else 4 * num_blocks, host_bytes=host_bytes) as core:
@@ -107,7 +109,7 @@ def median_ttft_ms(num_tokens: int, *, host_bytes: int, evicts: bool) -> float:
 
 
 def ttft_row(num_tokens: int) -> Row:
-    """Loaded back, computed, and still cached."""
+    """The row of a prompt that is loaded back, computed, and still cached."""
     reload_ms = median_ttft_ms(num_tokens, host_bytes=HOST_BYTES, evicts=True)
     recompute_ms = median_ttft_ms(num_tokens, host_bytes=0, evicts=True)
     cached_ms = median_ttft_ms(num_tokens, host_bytes=0, evicts=False)
@@ -120,7 +122,7 @@ def ttft_row(num_tokens: int) -> Row:
 
 
 def store_row(shape: BlockShape, detail: dict[str, float | str]) -> Row:
-    """Copies into the tier, of more blocks than any cache holds."""
+    """The row of copies into the tier, of more blocks than any CPU cache holds."""
     cache = Region(shape.layout, fill=1)
     region = cache.region
     num_slots = min(NUM_BLOCKS, (512 << 20) // region.block_bytes)

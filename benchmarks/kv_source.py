@@ -1,4 +1,4 @@
-"""The process that blocks are read from, and what both processes of a hand-over benchmark share."""
+"""The process from which blocks are read, and code that both processes of a hand-over benchmark share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CALL_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShape:
-    """Whose blocks are moved."""
+    """The blocks to move."""
 
     name: str
     layout: KVLayout
@@ -64,7 +64,7 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkedPrompt:
-    """A prompt whose every chunk takes ``chunk_s`` to compute: on a CPU of its own, or (``on_cpu`` False) on a GPU."""
+    """A prompt whose chunks take ``chunk_s`` each to compute: on a CPU of its own, or (``on_cpu`` False) on a GPU."""
 
     request_id: str
     chunks: tuple[tuple[int, ...], ...]
@@ -73,12 +73,12 @@ class ChunkedPrompt:
 
     @property
     def block_ids(self) -> tuple[int, ...]:
-        """All blocks, in prompt order."""
+        """All blocks in prompt order."""
         return tuple(block_id for chunk in self.chunks for block_id in chunk)
 
 
 class Region:
-    """Memory for ``NUM_BLOCKS`` blocks, every page of it touched."""
+    """Memory for ``NUM_BLOCKS`` blocks, of which every page has been touched."""
 
     def __init__(self, layout: KVLayout, *, fill: int) -> None:
         self.memory = np.full((NUM_BLOCKS, layout.block_bytes), fill, dtype=np.uint8)
@@ -92,7 +92,7 @@ class Region:
 
 
 class SourceProcess:
-    """A process with a region, a connector that grants leases on it, and a bare NIXL agent. Also a rendezvous."""
+    """A process with a region, a connector that grants leases on it, and a bare NIXL agent. It also is a rendezvous."""
 
     def __init__(self, shape: BlockShape, *, transport: TransportChoice = "network") -> None:
         context = multiprocessing.get_context("spawn")
@@ -103,17 +103,19 @@ class SourceProcess:
         theirs.close()
 
     def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:  # noqa: ARG002  (the Protocol's)
-        """Introduce a connector to the one of the process."""
+        """Introduce a connector to the connector of this process."""
         answer: Hello = self._call("accept", hello, timeout_s=timeout_s)
         return answer
 
     def grant(self, block_ids: tuple[int, ...]) -> KVTransferParams:
-        """Lease blocks."""
+        """Grant a lease on blocks."""
         params: KVTransferParams = self._call("grant", block_ids)
         return params
 
     def prefill(self, prompt: ChunkedPrompt) -> tuple[KVTransferParams, float]:
-        """Compute a prompt chunk by chunk, announce each, and lease the blocks; also says how long computing took."""
+        """Compute a prompt chunk by chunk, announce each chunk, and lease the blocks. Also returns how long the
+        computation took.
+        """
         params, compute_s = self._call("prefill", prompt)
         return params, compute_s
 
@@ -145,7 +147,7 @@ def make_connector(
     checksums: bool,
     transport: TransportChoice = "network",
 ) -> Connector:
-    """A NIXL connector; without a rendezvous it waits to be met."""
+    """A NIXL connector. Without a rendezvous it waits until the other side connects."""
     return build_connector(
         ConnectorOptions(connector="nixl", streamed=True, checksums=checksums, transport=transport),
         identity=PeerIdentity(engine_id=name, incarnation="1"),
@@ -162,7 +164,7 @@ class _NobodyToMeet:
 
 
 def make_agent(name: str, transport: TransportChoice) -> NixlAgent:
-    """A bare agent."""
+    """A bare NIXL agent."""
     return NixlAgent(name, memory=MemoryKind.DRAM, is_local=transport == "local")
 
 
@@ -199,7 +201,8 @@ def _serve(pipe: Connection, shape: BlockShape, transport: TransportChoice) -> N
 
 
 class CpuWorkload:
-    """Products of small matrices, counted: the same work takes longer when something else takes the CPU."""
+    """Computes products of small matrices: a counted amount of work, which takes longer if something else uses the
+    CPU."""
 
     def __init__(self) -> None:
         self._matrix = np.full((128, 128), 0.01, dtype=np.float32)
@@ -208,7 +211,7 @@ class CpuWorkload:
         self._products_per_s = 2000 / (time.perf_counter() - started)
 
     def run(self, seconds: float) -> None:
-        """As much work as takes ``seconds`` on an idle CPU."""
+        """Do as much work as takes ``seconds`` on an idle CPU."""
         self._multiply(int(seconds * self._products_per_s))
 
     def _multiply(self, num_products: int) -> None:

@@ -43,7 +43,7 @@ WAIT_TIMEOUT_S = 60.0
 
 
 class StreamedBench:
-    """One source process and one reader of it."""
+    """One source process and one reader."""
 
     def __init__(self, shape: BlockShape) -> None:
         self.shape = shape
@@ -57,7 +57,7 @@ class StreamedBench:
     def hand_over(
         self, chunks: tuple[tuple[int, ...], ...], *, chunk_s: float, on_cpu: bool, streamed: bool
     ) -> tuple[float, float]:
-        """Seconds from prefill's answer to the confirmed end, and those that prefill computed."""
+        """Seconds from prefill's answer to the confirmed end of the load, and seconds that prefill computed."""
         prompt = ChunkedPrompt(request_id=f"r{next(self._serial)}", chunks=chunks, chunk_s=chunk_s, on_cpu=on_cpu)
         destinations = tuple(range(len(prompt.block_ids)))
         stream_id = prompt.request_id if streamed else None
@@ -67,7 +67,7 @@ class StreamedBench:
         return self._load(params, destinations, stream_id=stream_id), compute_s
 
     def close(self) -> None:
-        """End both."""
+        """End both processes."""
         self._connector.worker.close()
         self._source.close()
 
@@ -110,7 +110,7 @@ def chunks_of(num_blocks: int, blocks_per_chunk: int) -> tuple[tuple[int, ...], 
 def compare(
     bench: StreamedBench, chunks: tuple[tuple[int, ...], ...], *, chunk_s: float, on_cpu: bool
 ) -> dict[str, float]:
-    """Plain and streamed in turn: medians in milliseconds, and what the difference is."""
+    """Alternate plain and streamed hand-overs: median milliseconds of both, and their difference."""
     exposed_s: dict[bool, list[float]] = {False: [], True: []}
     computed_s: dict[bool, list[float]] = {False: [], True: []}
     for repeat, streamed in itertools.product(range(NUM_REPEATS + 1), (False, True)):
@@ -180,7 +180,7 @@ def _share_row(bench: StreamedBench, num_tokens: int, times: BuiltinTimes) -> Ro
 
 
 def measure_builtin() -> dict[int, BuiltinTimes]:
-    """The built-in model's own times. Runs in a process of its own: it loads torch."""
+    """Times of the built-in model. Runs in a process of its own, because it loads torch."""
     from benchmarks.builtin_times import builtin_times  # imported late, for the same reason
 
     return {num_tokens: builtin_times(num_tokens) for num_tokens in (BUILTIN_TOKENS, *SHARE_TOKENS)}

@@ -131,18 +131,18 @@ class Prefill:
         self.layout: KVLayout = self._receive()
 
     def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:  # noqa: ARG002  (the Protocol's)
-        """Carry a hello over."""
+        """Deliver a hello."""
         answer: Hello = self.call("accept", hello)
         return answer
 
     def call(self, method: str, *arguments: object) -> Any:
-        """Have something done there."""
+        """Call a method in that process."""
         with self._lock:
             self._pipe.send((method, arguments))
             return self._receive()
 
     def compute(self, request_id: str, prompt: tuple[int, ...]) -> tuple[KVTransferParams, float]:
-        """Hand a prompt over; with how long its prefill took."""
+        """Hand a prompt over; also returns how long its prefill took."""
         answer: tuple[KVTransferParams, float] = self.call("prefill", request_id, prompt)
         return answer
 
@@ -159,7 +159,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Seconds until prefill answered, from then until the blocks were confirmed, and of the processors meanwhile."""
+    """Seconds until prefill answered, seconds from then until the blocks were confirmed, and CPU seconds meanwhile."""
 
     ttft_s: float
     gap_s: float
@@ -184,7 +184,7 @@ class Decode:
         self._connector = _connect(mode, "decode", layout, region, prefill, self._woken.set)
 
     def hand_over(self, request_id: str, prompt: tuple[int, ...], *, is_streamed: bool) -> HandOver:
-        """One prompt from its beginning to its confirmed blocks."""
+        """Read one prompt, from the start of its computation to its confirmed blocks."""
         scheduler, worker = self._connector.scheduler, self._connector.worker
         cpu_s = self._cpu_s()
         block_ids = tuple(range(-(-len(prompt) // BLOCK_SIZE)))
@@ -221,7 +221,7 @@ class Decode:
 
 
 def measure(name: str, mode: str, model: Path, chunk_tokens: int, num_chunks: int) -> Row:
-    """Alternate plain and streamed, after one of each that does not count."""
+    """Alternate plain and streamed hand-overs, after one of each that does not count."""
     prefill = Prefill(mode, model, chunk_tokens)
     decode = Decode(mode, prefill)
     rng = random.Random(chunk_tokens)

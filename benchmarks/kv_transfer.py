@@ -41,8 +41,9 @@ TRANSPORTS: dict[str, dict[str, str]] = {
     "tcp": {"UCX_TLS": "tcp,self"},
     "tcp8k": {"UCX_TLS": "tcp,self", "UCX_TCP_TX_SEG_SIZE": "8k", "UCX_TCP_RX_SEG_SIZE": "8k"},
 }
-"""What UCX may use: anything, what it uses between processes of one user that listen on nothing, or TCP alone; this
-also in the segments that UCX takes by itself."""
+"""The transports that UCX may use: any, those between processes of one user that listen on nothing, or TCP only;
+``tcp8k`` uses the segment size that is UCX's default.
+"""
 
 NUM_BLOCKS_READ = (1, 8, 64, 512)
 PROMPT_TOKENS = (64, 256, 512, 900)
@@ -53,12 +54,12 @@ WAIT_TIMEOUT_S = 60.0
 
 @dataclass(slots=True, kw_only=True)
 class Samples:
-    """Seconds of each repetition, by what was measured."""
+    """Seconds of each repetition, by measurement."""
 
     of: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, name: str, seconds: float) -> None:
-        """Keep one."""
+        """Add one value."""
         self.of.setdefault(name, []).append(seconds)
 
     def median_ms(self, name: str) -> float:
@@ -112,7 +113,7 @@ class BareReader:
 
 
 class BatonReader:
-    """A connector, from the order of a load to its collected end."""
+    """A connector, measured from the order of a load to its collected end."""
 
     def __init__(
         self,
@@ -163,7 +164,7 @@ class Bench:
         )
 
     def measure(self, block_ids: tuple[int, ...], destinations: tuple[int, ...]) -> Samples:
-        """Alternate the three, after one round of each that does not count."""
+        """Alternate the three ways, after one round of each that does not count."""
         samples = Samples()
         num_bytes = len(block_ids) * self.shape.layout.block_bytes
         num_repeats = max(3, min(30, BYTES_PER_CASE // num_bytes))
@@ -255,7 +256,7 @@ def _row(bench: Bench, transport: str, num_blocks: int, order: str) -> Row:
 
 
 def share_rows(rows: list[Row]) -> list[Row]:
-    """The hand-over beside the built-in model's own times. Runs in a process of its own."""
+    """Compare the hand-over with times of the built-in model. Runs in a process of its own."""
     from benchmarks.builtin_times import builtin_times  # imported late: it loads torch
 
     by_name = {row.name: row for row in rows}

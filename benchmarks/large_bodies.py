@@ -1,4 +1,4 @@
-"""How long a large JSON body holds up the event loop, and with it every other request of that router.
+"""How long a large JSON body blocks the event loop, and so every other request of that router.
 
 `python -m benchmarks.large_bodies --json FILE`: for the worst 8 MB of each kind, the longest time that the loop did not
 run while the body was read as the API reads it, beside what validating it at once takes; and the same for the largest
@@ -49,12 +49,12 @@ def body_of(kind: str, *, num_items: int) -> bytes:
 
 
 def largest(kind: str, num_bytes: int) -> bytes:
-    """A body of so many bytes."""
+    """A body of this many bytes."""
     return body_of(kind, num_items=num_bytes // (len(KINDS[kind][2]) + 1))
 
 
 async def longest_gap_s(work: Callable[[], Awaitable[object]]) -> tuple[float, str]:
-    """The longest time for which the loop did nothing else, and how the work ended."""
+    """The longest time for which the loop was blocked, and how the work ended."""
     longest = 0.0
 
     async def tick() -> None:
@@ -90,7 +90,7 @@ def request_of(raw: bytes) -> Request:
 
 
 async def measure(kind: str, raw: bytes, *, settings: RouterSettings) -> Row:
-    """One kind of body both ways, the best of some repetitions of each."""
+    """One kind of body, read both ways; the best of several repetitions of each."""
     model = KINDS[kind][0]
     room = BodyRoom(max_bytes=settings.max_reading_bytes, wait_s=settings.reading_wait_s, retry_after_s=1.0)
 
@@ -112,7 +112,7 @@ async def measure(kind: str, raw: bytes, *, settings: RouterSettings) -> Row:
 
 
 def largest_taken(kind: str, settings: RouterSettings) -> bytes:
-    """The largest body of a kind that is not refused before validation, found by halving."""
+    """The largest body of a kind that is not refused before validation, found by bisection."""
 
     low, high = 1, NUM_BYTES // (len(KINDS[kind][2]) + 1)
     while low < high:
@@ -125,7 +125,7 @@ def largest_taken(kind: str, settings: RouterSettings) -> bytes:
 
 
 async def measure_all() -> list[Row]:
-    """All kinds: the worst that may be sent, and the largest that is taken."""
+    """All kinds: the worst bodies that may be sent, and the largest that are accepted."""
     settings = RouterSettings()
     rows = [await measure(kind, largest(kind, NUM_BYTES), settings=settings) for kind in KINDS]
     for kind in KINDS:

@@ -1,4 +1,4 @@
-"""What it costs a router that somebody watches its live page.
+"""The cost for a router of clients that watch its live page.
 
 `python -m benchmarks.live_page --json FILE`: the CPU time of a router's process, as a share of one core, with nobody
 who reads GET /admin/events and with some who do, in turns. Workers do not compute, but report twice a second, and
@@ -35,14 +35,14 @@ from router.settings import RouterSettings
 
 NUM_READERS = (0, 1, 8)
 MOST_OF_A_CORE = 0.01
-"""What one reader may cost at ``PROMISED_WORKERS``."""
+"""The limit for one reader at ``PROMISED_WORKERS``."""
 
 PROMISED_WORKERS = 64
 SETTLE_S = 3.0
 
 
 class ReportingPool:
-    """The workers of one role: they introduce themselves, and report."""
+    """Implements the workers of one role: they introduce themselves and report."""
 
     def __init__(self, role: str, num_workers: int, *, report_period_s: float) -> None:
         self._role = role
@@ -51,15 +51,15 @@ class ReportingPool:
         self._num_reports = 0
 
     def replica_ids(self) -> Sequence[str]:
-        """All of them."""
+        """All workers."""
         return self._names
 
     def has_link(self, replica_id: str) -> bool:
-        """As in a cluster of one host."""
+        """True, as in a cluster of one host."""
         return replica_id in self._names
 
     async def status(self, replica_id: str, *, timeout_s: float) -> ReplicaStatus:  # noqa: ARG002 (Protocol)
-        """Constants and load."""
+        """Report constants and the load."""
         info = WorkerInfo(
             role=self._role,
             engine_id=replica_id,
@@ -86,7 +86,7 @@ class ReportingPool:
         *,
         mirrors_cache: bool = False,  # noqa: ARG002 (Protocol)
     ) -> AsyncIterator[StepMessage]:
-        """A report a period, at another moment than the other workers'."""
+        """Report once per period, each worker at another moment."""
         await asyncio.sleep(self._period_s * self._names.index(replica_id) / len(self._names))
         while True:
             yield StepMessage(deltas=(), load=self._load())
@@ -115,7 +115,7 @@ class ReportingPool:
 
 
 def serve(num_workers: int, told: Connection) -> None:
-    """A router over workers that report, half of them of each role; tells its port when it serves."""
+    """A router over workers that report, half of them of each role; sends its port when it serves."""
     asyncio.run(_serve(num_workers, told))
 
 
@@ -158,14 +158,14 @@ class Reader:
                     return
 
     def close(self) -> None:
-        """Stop with the next event."""
+        """Stop at the next event."""
         self._is_over.set()
         self._thread.join()
 
 
 @contextmanager
 def reading(url: str, number: int) -> Iterator[list[Reader]]:
-    """So many readers, once they have read their first events."""
+    """Start this many readers, and wait until they have read their first events."""
     with ExitStack() as stack:
         readers = [Reader(url) for _ in range(number)]
         for reader in readers:
@@ -181,7 +181,7 @@ def used_s(pid: int) -> float:
 
 
 def measure(num_workers: int, *, seconds: float, repeats: int) -> list[Row]:
-    """The shares of a core, and what a reader gets."""
+    """The shares of a core that the router uses, and what a reader receives."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     router = context.Process(target=serve, args=(num_workers, theirs))
@@ -213,7 +213,7 @@ def measure(num_workers: int, *, seconds: float, repeats: int) -> list[Row]:
 
 
 def _rows(shares: dict[int, list[float]], bytes_per_s: list[float], *, num_workers: int) -> list[Row]:
-    """What readers add is compared turn by turn, since the machine is not the same all the time."""
+    """What readers add. Windows are compared turn by turn, since the machine's speed changes."""
     none, one, many = (shares[number] for number in NUM_READERS)
     detail: dict[str, float | str] = {"num_workers": num_workers, "repeats": len(none)}
 

@@ -27,7 +27,7 @@ class LoadSpec:
 
 @dataclass(slots=True, kw_only=True)
 class Timing:
-    """One request as its client saw it: seconds on one clock."""
+    """One request as its client measured it; all times are seconds on one clock."""
 
     sent: float
     kind: str = ""
@@ -48,7 +48,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """What a load saw, in milliseconds and tokens per second."""
+    """The results of a load, in milliseconds and tokens per second."""
 
     num_requests: int
     num_failed: int
@@ -60,14 +60,14 @@ class LoadResult:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value below which ``share`` of the values lie."""
+    """The value below which ``share`` of the values are."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """One request of a load: when it leaves, in seconds after the start, and what it is."""
+    """One request of a load: when it is sent, in seconds after the start, and its content."""
 
     at_s: float
     kind: str
@@ -100,7 +100,7 @@ async def send_all(url: str, arrivals: Sequence[Arrival]) -> list[Timing]:
 
 
 async def send_closed(url: str, arrivals: Sequence[Arrival], *, concurrency: int, seconds: float) -> list[Timing]:
-    """Have so many clients send requests, each its next one when its last answer has ended, for ``seconds``.
+    """Have this many clients send requests for ``seconds``, each its next one when its last answer has ended.
 
     Arrivals are taken in their order, whatever their times; answers that were begun are waited for.
     """

@@ -34,12 +34,12 @@ PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 
 
 class ClientError(Exception):
-    """A client could not be run, or was not content."""
+    """A client could not be run, or reported errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What each client is told to send."""
+    """The load that each client is told to send."""
 
     num_requests: int
     concurrency: int
@@ -49,7 +49,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a client says that it saw."""
+    """The results that a client reports."""
 
     num_good: int
     num_failed: int
@@ -60,7 +60,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """One public client: its package, its command for a load, and where it leaves its figures."""
+    """One public client: its package, its command for a load, and where it writes its results."""
 
     name: str
     requirement: str
@@ -69,11 +69,11 @@ class Client:
 
     @property
     def folder(self) -> Path:
-        """Its environment."""
+        """The folder of its environment."""
         return ENVIRONMENTS / self.name
 
     def install(self) -> str:
-        """Make the environment if it is not there; returns the version."""
+        """Create the environment if it is missing; returns the version."""
         python = self.folder / "bin" / "python"
         stamp = self.folder / ".installed"
         if not stamp.exists() or stamp.read_text() != self.requirement:
@@ -86,7 +86,7 @@ class Client:
         return found.stdout.strip()
 
     def run(self, url: str, model: str, load: Load) -> Figures:
-        """Send the load, and read what the client says of it.
+        """Send the load, and read the client's results.
 
         Raises:
             ClientError: It ended with an error, or left no figures.
@@ -116,7 +116,8 @@ class Client:
 
 
 def client_environment() -> dict[str, str]:
-    """Ours without our modules, and with a model hub that refuses: all they need is in the model's directory.
+    """Our environment variables without our modules, and with a model hub that refuses connections: all files that the
+    clients need are in the model's directory.
 
     Not by the hub's offline mode: aiperf then looks for a local directory on the hub.
     """
@@ -125,7 +126,7 @@ def client_environment() -> dict[str, str]:
 
 
 def evalscope_arguments(url: str, model: str, load: Load, folder: Path) -> Sequence[str]:
-    """Closed loop of random prompts."""
+    """Arguments for a closed loop of random prompts."""
     return (
         *("perf", "--url", f"{url}/v1/chat/completions", "--api", "openai", "--model", model, "--stream"),
         *("--dataset", "random", "--tokenizer-path", str(builtin_model_dir()), "--seed", "7"),
@@ -138,7 +139,7 @@ def evalscope_arguments(url: str, model: str, load: Load, folder: Path) -> Seque
 
 
 def read_evalscope(folder: Path) -> Figures:
-    """Its summary."""
+    """Read its summary."""
     summary = only_json(folder, "benchmark_summary.json")
     return Figures(
         num_good=int(summary["Success Requests"]),
@@ -150,7 +151,7 @@ def read_evalscope(folder: Path) -> Figures:
 
 
 def aiperf_arguments(url: str, model: str, load: Load, folder: Path) -> Sequence[str]:
-    """Closed loop of random prompts; token counts come from the usage that the server streams."""
+    """Arguments for a closed loop of random prompts; token counts come from the usage that the server streams."""
     return (
         *("profile", "--url", url, "--endpoint-type", "chat", "--model", model, "--streaming"),
         *("--tokenizer", str(builtin_model_dir()), "--random-seed", "7", "--use-server-token-count"),
@@ -163,7 +164,7 @@ def aiperf_arguments(url: str, model: str, load: Load, folder: Path) -> Sequence
 
 
 def read_aiperf(folder: Path) -> Figures:
-    """Its summary."""
+    """Read its summary."""
     summary = only_json(folder, "profile_export_aiperf.json")
     errors = summary.get("error_request_count") or {}
     return Figures(
@@ -176,7 +177,7 @@ def read_aiperf(folder: Path) -> Figures:
 
 
 def only_json(folder: Path, name: str) -> dict[str, Any]:
-    """The one file of that name somewhere in a folder.
+    """The only file with that name somewhere in a folder.
 
     Raises:
         ValueError: There is none, or more than one.
@@ -200,7 +201,7 @@ CLIENTS = (
 
 
 def check(client: Client, figures: Figures, load: Load) -> None:
-    """Every request succeeded, with the tokens that were asked for.
+    """Check that every request succeeded, with the tokens that were asked for.
 
     Raises:
         ClientError: Not so.
@@ -212,7 +213,7 @@ def check(client: Client, figures: Figures, load: Load) -> None:
 
 
 def rows_of(client: Client, version: str, figures: Figures) -> list[Row]:
-    """What goes into the results."""
+    """The rows for the results."""
     detail: dict[str, float | str] = {"version": version, "failed": float(figures.num_failed)}
     return [
         Row(name=f"{client.name} requests", value=figures.num_good, unit="requests", detail=detail),
@@ -222,7 +223,7 @@ def rows_of(client: Client, version: str, figures: Figures) -> list[Row]:
 
 
 def run_clients(url: str, versions: dict[str, str], load: Load, clients: Sequence[Client]) -> list[Row]:
-    """One client after the other; between them nothing may be left, and no request may have failed.
+    """Run one client after the other. Between them no request may be left, and none may have failed.
 
     Raises:
         ClientError: A client or the cluster complains.

@@ -15,13 +15,13 @@ import psutil
 
 MIB = 1 << 20
 MAX_GROWTH_BYTES = 64 * MIB
-"""How much larger a process may be in the last quarter of its time than in the second, if it grew in between, too."""
+"""How much larger a process may be in the last quarter of its time than in the second, if it also grew in between."""
 
 SETTLE_S = 120.0
-"""A process that has just begun fills its caches: this part of its time is not judged."""
+"""This first part of a process's time is not judged, because a new process fills its caches."""
 
 MIN_JUDGED_S = 240.0
-"""Shorter lives say nothing."""
+"""Processes that live for less time are not judged."""
 
 PERIOD_S = 5.0
 
@@ -36,7 +36,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedProcess:
-    """One life of one process; ``began_s`` tells it from another one with the same id."""
+    """One life of one process; ``began_s`` distinguishes it from another process with the same id."""
 
     role: str
     pid: int
@@ -47,7 +47,7 @@ class WatchedProcess:
 
 
 def quarters(samples: Sequence[Sample]) -> list[float]:
-    """The median size in each quarter of the time that is judged; empty where there is too little of it."""
+    """The median size in each quarter of the judged time; empty if there are too few samples."""
     if not samples:
         return []
     begin_s = samples[0].at_s + SETTLE_S
@@ -62,7 +62,8 @@ def quarters(samples: Sequence[Sample]) -> list[float]:
 
 
 def keeps_growing(samples: Sequence[Sample], *, max_growth_bytes: int = MAX_GROWTH_BYTES) -> bool:
-    """True when a process grew by more than the bound from the second to the last quarter, a part of it in each step.
+    """True if a process grew by more than the limit from the second to the last quarter of its time, and by at least a
+    quarter of the limit in each of the two steps.
 
     So a process that once became larger and stayed so does not count, nor one that grows and shrinks.
     """
@@ -88,7 +89,7 @@ def growth_problems(series: Mapping[WatchedProcess, Sequence[Sample]]) -> list[s
 
 
 def pss_bytes(pid: int) -> int:
-    """The memory of a process, with its share of what it has together with others.
+    """The memory of a process, including its share of memory that it shares with others.
 
     Raises:
         OSError: It is gone.
@@ -100,7 +101,7 @@ def pss_bytes(pid: int) -> int:
 
 
 def proxies_of(address: str) -> list[tuple[str, int]]:
-    """The HTTP proxies of the Ray with this address: Serve's, and HAProxy."""
+    """The HTTP proxies of the Ray at this address: Serve's, and HAProxy."""
     found: list[tuple[str, int]] = []
     for process in psutil.process_iter(["name", "cmdline"]):
         with suppress(psutil.Error):
@@ -112,10 +113,10 @@ def proxies_of(address: str) -> list[tuple[str, int]]:
 
 
 class MemoryWatch:
-    """Looks at processes in a thread of its own, every few seconds, until it is stopped."""
+    """Samples processes in a thread of its own, every few seconds, until it is stopped."""
 
     def __init__(self, find: Callable[[], Iterable[tuple[str, int]]], *, period_s: float = PERIOD_S) -> None:
-        """``find`` tells roles and process ids; what it raises counts as nobody found."""
+        """``find`` returns roles and process ids; if it raises, there is no sample."""
         self._find = find
         self._period_s = period_s
         self._is_over = threading.Event()
@@ -133,12 +134,12 @@ class MemoryWatch:
 
     @property
     def series(self) -> dict[WatchedProcess, list[Sample]]:
-        """What was seen so far, oldest first."""
+        """All samples so far, oldest first."""
         with self._lock:
             return {process: list(samples) for process, samples in self._series.items()}
 
     def look(self) -> None:
-        """Take one sample of everybody."""
+        """Take one sample of all processes."""
         for role, pid in self._find():
             with suppress(OSError, psutil.Error):
                 process = WatchedProcess(role=role, pid=pid, began_s=psutil.Process(pid).create_time())

@@ -1,4 +1,4 @@
-"""What one would write with Ray Serve alone: an ingress, and a deployment that streams one item a token.
+"""A plain Ray Serve application, for comparison: an ingress, and a deployment that streams one item per token.
 
 Serve and FastAPI read the annotations of endpoints in classes when the class is made: they must not be strings here.
 """
@@ -28,10 +28,10 @@ def _end(num_tokens: int) -> str:
 
 
 class PlainGenerator:
-    """The second hop of a plain application: one item a token."""
+    """The second hop of a plain application: streams one item per token."""
 
     async def generate(self, num_tokens: int) -> AsyncIterator[str]:
-        """The tokens."""
+        """Stream the tokens."""
         for _ in range(num_tokens):
             yield WORD
 
@@ -62,7 +62,7 @@ class PlainTwoHops:
 
 @serve.ingress(_one_hop)
 class PlainOneHop:
-    """An ingress that generates by itself."""
+    """An ingress that generates the tokens itself."""
 
     @_one_hop.post("/v1/completions")
     async def complete(self, request: Request) -> StreamingResponse:

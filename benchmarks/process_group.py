@@ -1,4 +1,4 @@
-"""A server and all that it starts, in a process group of their own that ends with the benchmark."""
+"""A server and all processes that it starts, in a process group of their own that ends with the benchmark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG_TAIL_BYTES = 8000
 
 
 def end_on_sigterm() -> None:
-    """Let this process leave on SIGTERM as on an error, so that the servers that it runs are ended too."""
+    """Let SIGTERM end this process like an error, so that the servers that it runs are stopped too."""
     signal.signal(signal.SIGTERM, _leave)
 
 
@@ -29,7 +29,7 @@ def _leave(number: int, _: FrameType | None) -> None:
 
 
 def end_group(process: subprocess.Popen[Any], timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """Ask the leader of a group to end; whatever is left of the group after ``timeout_s`` is killed."""
+    """Ask the leader of a group to stop. Processes of the group that remain after ``timeout_s`` are killed."""
     try:
         if process.poll() is None:
             process.terminate()
@@ -45,7 +45,8 @@ def end_group(process: subprocess.Popen[Any], timeout_s: float = STOP_TIMEOUT_S)
 def served_group(
     command: Sequence[str], *, ready_url: str, environment: Mapping[str, str], directory: Path, start_timeout_s: float
 ) -> Iterator[None]:
-    """Run a server in ``directory`` from when ``ready_url`` answers; the end of its log is shown where it does not.
+    """Run a server in ``directory``; yields once ``ready_url`` answers. If it does not, the end of the server's log is
+    shown.
 
     Raises:
         RuntimeError: It ended, or was not ready in time.

@@ -1,4 +1,5 @@
-"""Pools that follow the promises beside every fixed size, in virtual time: the real router, scheduler and policy.
+"""Pools that follow the promises, compared with every fixed size, in virtual time: with the real router, scheduler and
+policy.
 
     python -m benchmarks.promise_scaling --trace mooncake-conversation-trace.jsonl --machine gpu --ttft-ms 10000
     python -m benchmarks.promise_scaling --mix prompt_heavy --peak 4 --json benchmarks/results/promise_scaling.json
@@ -42,7 +43,7 @@ VOCAB_SIZE = 32_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A share of requests that kept the promise, and what the workers cost."""
+    """The share of requests that kept the promise, and the cost of the workers."""
 
     attainment: float
     worker_hours: float
@@ -50,7 +51,8 @@ class Result:
 
 Changes = Sequence[str]
 Measure = Callable[[int | None], tuple[Result, Changes]]
-"""How a load is served by this many workers, or (None) by as many as the promise needs; and the changes of size."""
+"""Serves a load with this many workers, or (None) with as many as the promise needs; also returns the changes of size.
+"""
 
 
 def daily_load(
@@ -68,7 +70,7 @@ def daily_load(
 
 
 def daily_share(at_s: float, *, low: float, period_s: float, sharpness: float) -> float:
-    """Of the peak rate, what the rate is at a time."""
+    """The rate at a time, as a share of the peak rate."""
     height = (1.0 - math.cos(2.0 * math.pi * at_s / period_s)) / 2.0
     return low + (1.0 - low) * height**sharpness
 
@@ -89,7 +91,7 @@ def attainment(outcomes: Sequence[Outcome], promise: Promise) -> float:
 
 
 def fixed_result(num_workers: int, machine: Machine, promise: Promise, load: Sequence[Arrival]) -> Result:
-    """What a size makes of a load that it keeps."""
+    """The result of a load with a fixed number of workers."""
     run = simulate(elastic(num_workers, machine, promise), load, warm_up=warm_up_of(load))
     seconds = run.virtual_s - run.started_s
     return Result(attainment=attainment(run.outcomes, promise), worker_hours=num_workers * seconds / HOUR_S)
@@ -102,14 +104,14 @@ def best_fixed(results: dict[int, Result], *, target: float) -> int:
 
 
 def rules_of(args: argparse.Namespace) -> ScalingRules:
-    """Each pool may have half of the largest number of workers."""
+    """The rules of both pools, each of which may have at most half of the largest number of workers."""
     most = args.max_workers
     bounds = {"prefill": PoolBounds(least=1, most=most // 2), "decode": PoolBounds(least=1, most=most - most // 2)}
     return ScalingRules(pools=bounds, target=args.target, window_s=args.window, hold_s=args.hold, start_s=args.start_up)
 
 
 def virtual_changes(run: ScaledRun) -> Changes:
-    """What was changed when, and why."""
+    """The changes of size, with their times and reasons."""
     return [
         f"{note.changed_at_s - run.started_s:.0f} s: {note.role} {note.before} -> {note.wanted}, {note.reason}"
         for note in run.notes
@@ -117,8 +119,8 @@ def virtual_changes(run: ScaledRun) -> Changes:
 
 
 def compare(name: str, sizes: Sequence[int], measure: Measure, *, target: float, which: str = "") -> list[Row]:
-    """The rows of one load by what each size makes of it, and by what comes of following the promise; ``which`` stands
-    in front of their names.
+    """The rows of one load, from the results of each fixed size and of following the promise; their names begin with
+    ``which``.
     """
     rows: list[Row] = []
 
@@ -147,7 +149,7 @@ def compare(name: str, sizes: Sequence[int], measure: Measure, *, target: float,
 
 
 def virtual_measure(load: Sequence[Arrival], args: argparse.Namespace) -> Measure:
-    """Elastic roles in virtual time."""
+    """A measure that simulates elastic roles."""
     promise = Promise(ttft_ms=args.ttft_ms, itl_ms=args.itl_ms)
 
     def measure(num_workers: int | None) -> tuple[Result, Changes]:
@@ -162,7 +164,7 @@ def virtual_measure(load: Sequence[Arrival], args: argparse.Namespace) -> Measur
 
 
 def trace_load(args: argparse.Namespace) -> list[Arrival]:
-    """The requested stretch of the trace, without requests that are too large for any worker of the machine."""
+    """The requested part of the trace, without requests that are too large for the machine's workers."""
     source = TraceSource(
         file=args.trace, start_s=args.start_s, seconds=args.seconds, speed=args.speed, scale=args.scale
     )

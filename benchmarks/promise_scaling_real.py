@@ -1,4 +1,4 @@
-"""A pool that follows the promise beside every fixed size: real clusters, and the same in virtual time.
+"""A pool that follows the promise, compared with every fixed size: real clusters, and the same in virtual time.
 
     python -m benchmarks.promise_scaling_real --json benchmarks/results/promise_scaling_real.json
 
@@ -69,7 +69,7 @@ class Sides:
         return Result(attainment=kept, worker_hours=scaled.worker_s / HOUR_S), virtual_changes(scaled)
 
     def real(self, num_workers: int | None) -> tuple[Result, Changes]:
-        """The same for real."""
+        """The same with real clusters."""
         run = serve(
             self._model,
             self._machine,

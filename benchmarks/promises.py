@@ -1,4 +1,5 @@
-"""Gaps of running answers while long prompts come, by what was promised: one engine, in this process.
+"""Gaps between tokens of running answers while long prompts arrive, for different promises: one engine, in this
+process.
 
     python -m benchmarks.promises --json benchmarks/results/promises.json
 
@@ -37,7 +38,7 @@ PROMPT_TOKENS, STREAM_PROMPT_TOKENS, MAX_MODEL_LEN = 900, 64, 1024
 
 @dataclass(slots=True)
 class Load:
-    """An engine with answers that go on, and what was measured of them."""
+    """An engine with running answers, and its measurements."""
 
     core: EngineCore
     num_streams: int
@@ -47,7 +48,7 @@ class Load:
     num_tokens: int = 0
 
     def add(self, num_tokens: int, *, max_tokens: int) -> str:
-        """One more request, of random tokens."""
+        """Add a request of random tokens."""
         self.num_requests += 1
         name = f"r{self.num_requests}"
         self.core.add_request(
@@ -61,12 +62,12 @@ class Load:
         return name
 
     def keep_streams(self, running: dict[str, float]) -> None:
-        """Replace the answers that ended; their first token has no gap."""
+        """Replace answers that have ended. The first token of a new answer has no gap."""
         while len(running) < self.num_streams:
             running[self.add(STREAM_PROMPT_TOKENS, max_tokens=MAX_MODEL_LEN - STREAM_PROMPT_TOKENS)] = 0.0
 
     def run(self, num_prompts: int) -> list[float]:
-        """The times to the first token of so many prompts, one after the other, beside the answers."""
+        """Times to first token of this many prompts, one after the other, while the answers run."""
         running: dict[str, float] = {}
         ttfts_s: list[float] = []
         for _ in range(num_prompts):
@@ -95,7 +96,7 @@ class Load:
 
 
 def measure(name: str, directory: Path, *, itl_ms: float | None, chunk: int, options: argparse.Namespace) -> list[Row]:
-    """The rows of one engine."""
+    """Measure one engine."""
     config = EngineConfig(
         model=ModelConfigSource(path=directory, device="cpu", dtype="float32", num_threads=options.threads),
         cache=CacheConfig(kv_cache_bytes=1 << 30, prefault=True),

@@ -21,12 +21,13 @@ from benchmarks.random_llama import VOCAB_SIZE
 
 DOCUMENT_TOKENS: Final = 128
 FIRST_TOKEN: Final = 100
-"""The document is the tokens from here on, in order, and begins anew behind its last."""
+"""The document consists of the tokens from here on, in order; its last token is followed by its first."""
 
 DAMPING: Final = 0.02
 LOGIT: Final = 14.5
-"""Of the next token, where the others have about 0: e^14.5 is 60 times the 32,000 others together at temperature 1, and
-a twentieth of them at 2."""
+"""The logit of the next token, where the others have about 0: e^14.5 is 60 times the 32,000 others together at
+temperature 1, and a twentieth of them at 2.
+"""
 
 
 def write_quoting_llama(model: Path, dtype: torch.dtype) -> None:
@@ -50,5 +51,5 @@ def write_quoting_llama(model: Path, dtype: torch.dtype) -> None:
 
 
 def document_from(place: int) -> list[int]:
-    """All of the document, as a prompt, from some token of it on: its end is where an answer goes on."""
+    """The whole document as a prompt, beginning at one of its tokens; the answer continues at the prompt's end."""
     return [FIRST_TOKEN + (place + offset) % DOCUMENT_TOKENS for offset in range(DOCUMENT_TOKENS)]

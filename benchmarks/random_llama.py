@@ -1,4 +1,6 @@
-"""The random models that the engine benchmarks run, as Hugging Face directories: a 125 M Llama, others of its sizes."""
+"""The random models that the engine benchmarks run, as Hugging Face directories: a 125 M Llama, and others of the same
+sizes.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,13 @@ def write_small_llama(directory: Path, dtype: torch.dtype) -> None:
 
 
 def write_random_mixture(directory: Path, dtype: torch.dtype) -> None:
-    """The same with 8 experts instead of the MLP, of which a token goes through 2: 520 M parameters."""
+    """The same with 8 experts instead of the MLP, of which each token uses 2: 520 M parameters."""
     config = transformers.MixtralConfig(**_SHAPE, num_local_experts=8, num_experts_per_tok=2, sliding_window=None)
     _write(transformers.MixtralForCausalLM, config, directory, dtype)
 
 
 def write_random_gemma3(directory: Path, dtype: torch.dtype) -> None:
-    """A Gemma 3 of the same sizes, and so with as many FLOPs a token: five in six layers see 512 tokens."""
+    """A Gemma 3 of the same sizes, and so with as many FLOPs per token: five in six layers see 512 tokens."""
     config = transformers.Gemma3TextConfig(**_SHAPE, query_pre_attn_scalar=_SHAPE["head_dim"], sliding_window=512)
     _write(transformers.Gemma3ForCausalLM, config, directory, dtype)
 
@@ -69,7 +71,7 @@ def _write(
 
 
 def name_all_tokens(directory: Path) -> None:
-    """Give every id of the model a text, where the text of answers is part of what is measured."""
+    """Give every token id of the model a text, for benchmarks that measure the text of answers."""
     file = directory / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
     vocabulary: dict[str, int] = tokenizer["model"]["vocab"]

@@ -1,4 +1,4 @@
-"""Rows of figures: printed as a table with machine, versions and command, and written as JSON."""
+"""Rows of results: printed as a table with machine, versions and command, and written as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure under a stable name. ``detail`` holds what else describes it (ratios, counts, peers)."""
+    """One value with a stable name. ``detail`` has further values (ratios, counts, peers)."""
 
     name: str
     value: float
@@ -40,7 +40,7 @@ def cpu_name() -> str:
 
 
 def describe_run(packages: Sequence[str]) -> dict[str, str]:
-    """Where and how this run happens: machine, versions, command."""
+    """The circumstances of this run: machine, versions, command."""
     versions = {name: importlib.metadata.version(name) for name in packages}
     return {
         "machine": f"{cpu_name()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
@@ -51,12 +51,12 @@ def describe_run(packages: Sequence[str]) -> dict[str, str]:
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--json FILE``, which every script here takes."""
+    """Add ``--json FILE``, which every script here has."""
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows as a JSON list to FILE")
 
 
 def kept_rows(file: Path | None) -> list[dict[str, Any]]:
-    """The rows that an earlier run wrote to a file; none where it is not there."""
+    """The rows that an earlier run wrote to a file; empty if there is no such file."""
     if file is None or not file.exists():
         return []
     rows: list[dict[str, Any]] = json.loads(file.read_text())
@@ -71,7 +71,9 @@ def publish(
     title: str,
     kept: Sequence[dict[str, Any]] = (),
 ) -> None:
-    """Print the rows under a heading, and write them where asked, behind those ``kept`` ones that have other names."""
+    """Print the rows under a heading, and write them to the file, if any, after those rows of ``kept`` that have other
+    names.
+    """
     run = describe_run(packages)
     print(f"\n{title}")
     for key, value in run.items():

@@ -60,14 +60,14 @@ class Stage:
         return [self.front(), *self._named("Replica:baton:prefill", "Replica:baton:decode", "PlainGenerator")]
 
     def _named(self, *names: str) -> list[psutil.Process]:
-        """Those of the application's processes whose titles have one of the names."""
+        """The application's processes whose titles contain one of the names."""
         titles = {process: " ".join(process.cmdline()) for process in self.process.children(recursive=True)}
         return [process for process, title in titles.items() if any(name in title for name in names)]
 
 
 @contextmanager
 def stage(kind: str, mode: str, *, step_ms: float = 1.0) -> Iterator[Stage]:
-    """Start one application; it is gone afterwards."""
+    """Start one application; it is stopped afterwards."""
     port, environment = free_port(), {STEP_VARIABLE: str(step_ms)}
     with served_stage("benchmarks.serve_stage", kind, mode, str(port), environment=environment) as pid:
         target = Stage(url=f"http://127.0.0.1:{port}", process=psutil.Process(pid))
@@ -96,7 +96,7 @@ def wait_until_it_answers(target: Stage) -> None:
 
 
 def cpu_s(*processes: psutil.Process) -> float:
-    """Processor time of some processes so far."""
+    """CPU seconds of some processes so far."""
     times = [process.cpu_times() for process in processes]
     return float(sum(item.user + item.system for item in times))
 
@@ -110,7 +110,8 @@ def idle_share(target: Stage) -> float:
 
 
 def run(target: Stage, num_streams: int, num_requests: int, num_tokens: int) -> tuple[StreamResult, float, float]:
-    """One load, and the CPU seconds meanwhile of the front process and of all that a token passes."""
+    """Run one load, and return the CPU seconds meanwhile of the front process and of all processes on a token's
+    path."""
     front, path = target.front(), target.path()
     before, before_path = cpu_s(front), cpu_s(*path)
     load = StreamLoad(num_streams=num_streams, num_requests=num_requests, num_tokens=num_tokens)
@@ -119,7 +120,7 @@ def run(target: Stage, num_streams: int, num_requests: int, num_tokens: int) -> 
 
 
 def measure(who: str, target: Stage, args: argparse.Namespace) -> list[Row]:
-    """All rows of one application."""
+    """Measure one application."""
     rows: list[Row] = []
     run(target, 8, 64, 16)
     idle = idle_share(target)
@@ -148,7 +149,7 @@ def measure(who: str, target: Stage, args: argparse.Namespace) -> list[Row]:
 
 
 def ratios(rows: list[Row]) -> list[Row]:
-    """Baton's throughput over the others', load by load, and its TTFT at idle less that of one hop."""
+    """Ratios of Baton's throughput to the others', load by load, and its idle TTFT minus that of one hop."""
     by_name = {row.name: row.value for row in rows}
     out: list[Row] = []
     hop_ms = by_name.get("ttft/one_hop_optimized/idle")
@@ -183,7 +184,7 @@ def memory(target: Stage, num_requests: int) -> list[Row]:
 
 
 def parsed_load(text: str) -> tuple[int, int, int]:
-    """``STREAMSxREQUESTSxTOKENS``."""
+    """Parse ``STREAMSxREQUESTSxTOKENS``."""
     num_streams, num_requests, num_tokens = (count(part) for part in text.split("x"))
     return num_streams, num_requests, num_tokens
 

@@ -1,4 +1,4 @@
-"""The policies against each other: a trace replayed over simulated replicas with real block pools.
+"""Compares the routing policies: a trace replayed over simulated replicas with real block pools.
 
     python -m benchmarks.routing --trace mooncake-conversation-trace.jsonl --json benchmarks/results/routing.json
 
@@ -111,7 +111,7 @@ class Names:
         self._shares_hosts = share_hosts
 
     def replica_ids(self) -> Sequence[str]:
-        """All of them."""
+        """All workers."""
         return tuple(self.sizes)
 
     async def status(self, replica_id: str, *, timeout_s: float) -> ReplicaStatus:  # noqa: ARG002
@@ -150,7 +150,7 @@ def make_pool(role: str, policy: str, sizes: dict[str, int]) -> ReplicaPool:
 
 
 class World:
-    """One policy, one number of replicas, one trace."""
+    """Replays one trace with one policy and one number of replicas."""
 
     def __init__(self, policy: str, num_replicas: int, args: argparse.Namespace) -> None:
         self.events = Events()
@@ -179,7 +179,7 @@ class World:
         self.decode_pool.note_cache(replica.name, [replica.changes()])
 
     def arrive(self, request: TraceRequest) -> None:
-        """Choose both replicas, as the router does; decode follows prefill."""
+        """Choose both replicas, like the router: prefill first, then decode."""
         demand = request.demand
         started = time.perf_counter()
         decode = self.decode_pool.choose(demand)
@@ -229,7 +229,7 @@ class World:
         self.gaps.append(statistics.pstdev(replica.load().kv_usage for replica in self.decode.values()))
 
     def rows(self, policy: str, num_replicas: int) -> list[Row]:
-        """What came of it."""
+        """The rows of the results."""
 
         def hit_rate(replicas: dict[str, SimulatedReplica]) -> float:
             queried = sum(item.num_prompt_tokens for item in replicas.values())
@@ -344,7 +344,7 @@ async def _meet(pool: ReplicaPool) -> None:
 
 
 def with_ratios(rows: list[Row]) -> list[Row]:
-    """Each row beside ``random``'s of the same number of replicas."""
+    """Add to each row the ratio to ``random`` with the same number of replicas."""
     by_name = {row.name: row.value for row in rows}
     out: list[Row] = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""Attention over a prompt's tokens on the CPU: the compiled kernel beside torch's SDPA, on the same cache.
+"""Attention over a prompt's tokens on the CPU: the compiled kernel compared with torch's SDPA, on the same cache.
 
     python -m benchmarks.run_attention --json benchmarks/results/run_attention.json
 
@@ -34,7 +34,7 @@ SHAPES = ((512, 0), (512, 1536), (2048, 0))
 
 
 def new_cache(dtype: torch.dtype, num_blocks: int, *, num_layers: int = 1) -> KVCache:
-    """A cache full of normal numbers."""
+    """A cache filled with normally distributed numbers."""
     layout = KVLayout(
         model_hash="",
         groups=group_layers([None] * num_layers),
@@ -50,7 +50,7 @@ def new_cache(dtype: torch.dtype, num_blocks: int, *, num_layers: int = 1) -> KV
 
 
 def median_ms(work: Callable[[], None], num_repeats: int) -> float:
-    """The first call does not count."""
+    """Median milliseconds of a call, after a first one that does not count."""
     work()
     durations = []
     for _ in range(num_repeats):
@@ -61,14 +61,14 @@ def median_ms(work: Callable[[], None], num_repeats: int) -> float:
 
 
 def layer_at(index: int) -> AttentionLayer:
-    """A layer as attention sees it."""
+    """A layer, as attention sees it."""
     transform = HeadTransform(num_heads=NUM_HEADS, num_kv_heads=NUM_KV_HEADS, query_norm=None, key_norm=None)
     spec = AttentionSpec(scale=1 / math.sqrt(HEAD_DIM), rope=RopeConfig())
     return AttentionLayer(group=0, index=index, spec=spec, transform=transform)
 
 
 def measure(dtype: torch.dtype, num_new: int, num_history: int, num_repeats: int) -> list[Row]:
-    """One shape, both ways."""
+    """Measure one shape with both implementations."""
     num_blocks = (num_new + num_history) // BLOCK_SIZE
     cache = new_cache(dtype, num_blocks)
     table = np.random.default_rng(1).permutation(num_blocks).astype(np.int32)

@@ -130,7 +130,7 @@ class NeverEndingLoads:
 
 
 def hand_over_params(name: str, num_tokens: int) -> KVTransferParams:
-    """Where a prompt's KV lies on a peer."""
+    """Parameters of a prompt's KV on a peer."""
     return KVTransferParams(
         protocol_version=PROTOCOL_VERSION,
         source=PeerIdentity(engine_id="peer", incarnation="1"),
@@ -157,7 +157,7 @@ def random_prompt(rng: np.random.Generator, num_tokens: int) -> tuple[int, ...]:
 
 
 def make_scheduler(*, num_running: int, num_blocks: int, max_num_seqs: int | None = None) -> Scheduler:
-    """A scheduler whose budget takes ``num_running`` prompts at once."""
+    """A scheduler whose token budget fits ``num_running`` prompts at once."""
     loads = NeverEndingLoads()
     return Scheduler(
         SchedulerConfig(
@@ -173,7 +173,7 @@ def make_scheduler(*, num_running: int, num_blocks: int, max_num_seqs: int | Non
 
 
 def run_step(scheduler: Scheduler, sampled: ModelRunnerOutput | None = None) -> SchedulerOutput:
-    """One step whose model samples token 7 everywhere."""
+    """Make one step, whose model samples token 7 everywhere."""
     output = scheduler.schedule()
     result = sampled or ModelRunnerOutput(sampled_token_ids=np.full(output.rows.size, 7, np.int32))
     scheduler.update(output, result)
@@ -265,7 +265,7 @@ def alloc_free(name: str, *, enable_prefix_caching: bool, num_repeats: int) -> R
 
 
 def us_row(name: str, seconds: float, **detail: float | str) -> Row:
-    """A row in microseconds, with the reference where there is one."""
+    """A row in microseconds, with the reference value if there is one."""
     value = seconds * 1e6
     reference = REFERENCE_US.get(name)
     if reference is not None:

@@ -1,4 +1,4 @@
-"""One Serve application with pretended workers, in a process of its own with a Ray of its own.
+"""One Serve application with simulated workers, in a process of its own with a Ray of its own.
 
     python -m benchmarks.serve_stage baton|two_hops|one_hop default|optimized|haproxy|direct PORT
 
@@ -24,7 +24,7 @@ from cluster.deploy.serve_env import (
 )
 
 STEP_VARIABLE = "BATON_BENCHMARK_STEP_MS"
-"""Tells pretended workers how long a step takes; without it, 1 ms."""
+"""The variable that sets the duration of a step for simulated workers; 1 ms by default."""
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def serve_until_told(
 
 
 def cluster_of(config: BatonConfig, worker: type[Any]) -> Any:
-    """Baton on this machine with other workers than its own."""
+    """Baton on this machine with simulated workers."""
     from cluster.config.served_model import served_model
     from cluster.plan.placement import place, this_machine
     from cluster.serve.graph import build_graph

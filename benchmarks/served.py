@@ -20,7 +20,7 @@ STOP_TIMEOUT_S = 60.0
 
 
 def free_port() -> int:
-    """A port that nobody listens on at this moment."""
+    """A port that nothing listens on at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -94,7 +94,7 @@ def served_stage(module: str, *arguments: str, environment: Mapping[str, str]) -
 def wait_until_ready(
     url: str, process: subprocess.Popen[bytes], timeout_s: float, *, poll_period_s: float = 0.2
 ) -> None:
-    """Ask ``url`` until it answers 200.
+    """Request ``url`` until it answers 200.
 
     Raises:
         RuntimeError: The process ended, or the time is up.

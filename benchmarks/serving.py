@@ -80,7 +80,7 @@ def _engine_main() -> None:
 
 
 def measure(url: str, args: argparse.Namespace, vocab_size: int) -> list[Row]:
-    """Every rate in turn, after a warm-up that does not count."""
+    """Measure every rate in turn, after a warm-up that does not count."""
     rows: list[Row] = []
     for place, rate in enumerate([args.rates[0], *args.rates]):
         spec = LoadSpec(
@@ -103,7 +103,7 @@ def transferred_bytes(url: str) -> float:
 
 
 def failures(rows: Sequence[Row]) -> list[str]:
-    """At which rates how many requests failed, in words."""
+    """The rates at which requests failed, and how many, as text."""
     return [f"{row.value:g} requests failed: {row.name}" for row in rows if row.unit == "requests" and row.value]
 
 

@@ -1,4 +1,4 @@
-"""The cluster over HTTP beside ``vllm serve``: the same model, client and load, two threads each.
+"""The cluster over HTTP compared with ``vllm serve``: the same model, client and load, two threads each.
 
     python -m benchmarks.serving_peer --dtype bfloat16 --json benchmarks/results/serving_peer_bfloat16.json
 
@@ -58,12 +58,12 @@ METRICS = {"tokens_per_s": "tokens/s", "ttft_p50_ms": "ms", "itl_p50_ms": "ms"}
 WARM_WINDOW_S = 2.0
 REST_S, IDLE_S = 3.0, 10.0
 WAKE_S = 1.0
-"""Pause after a server was stopped, in which it catches up with its timers."""
+"""Pause after a server was stopped or resumed, in which it catches up with its timers."""
 
 MENTIONED_MS = 0.005
 
 Server = Callable[[Mapping[str, str]], AbstractContextManager[str]]
-"""Starts with these variables added to its environment."""
+"""Starts a server with these variables added to its environment; yields its URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,9 @@ class Rounds:
 
 
 def baton_config(side: str, model: Path, dtype: str) -> dict[str, object]:
-    """Two threads on two cores: one for each of two workers, or both for one that does everything."""
+    """The configuration of a side with two threads on two cores: one for each of two workers, or both for one that does
+    everything.
+    """
     layouts: dict[str, dict[str, object]] = {
         DEFAULT: {},
         FIXED: {"borrow_idle_cores": False},
@@ -111,7 +113,7 @@ def served_baton(side: str, model: Path, dtype: str, environment: Mapping[str, s
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server that runs, and how its processes are found."""
+    """A running server, and how its processes are found."""
 
     url: str
     watch: CpuWatch
@@ -130,7 +132,7 @@ def load_of(concurrency: int, turn: str, args: argparse.Namespace) -> ClosedLoad
 
 
 def prepare_side(name: str, server: Running, rounds: Rounds, args: argparse.Namespace) -> None:
-    """Warm a server up at the highest concurrency, which does not count, and look what it takes at rest."""
+    """Warm a server up at the highest concurrency, which does not count, and measure its CPU use at rest."""
     round_number = len(rounds.idle_s[name])
     warm = ClosedLoad(
         concurrency=max(args.concurrency),
@@ -150,7 +152,7 @@ def prepare_side(name: str, server: Running, rounds: Rounds, args: argparse.Name
 
 
 def take_turn(name: str, server: Running, load: ClosedLoad, rounds: Rounds) -> None:
-    """One side's turn at a concurrency."""
+    """Measure one side's turn at a concurrency."""
     time.sleep(WAKE_S)
     seen = asyncio.run(run_closed(server.url, load, server.watch))
     rounds.closed[name, load.concurrency].append(seen)
@@ -164,7 +166,7 @@ def take_turn(name: str, server: Running, load: ClosedLoad, rounds: Rounds) -> N
 
 
 def measure(servers: Mapping[str, Server], args: argparse.Namespace) -> Rounds:
-    """All rounds; each side is first in turn."""
+    """Run all rounds; each side is first in turn."""
     rounds = Rounds()
     for round_number in range(args.repeats):
         with contextlib.ExitStack() as stack:
@@ -192,7 +194,7 @@ def measure(servers: Mapping[str, Server], args: argparse.Namespace) -> Rounds:
 
 
 def side_rows(dtype: str, rounds: Rounds) -> list[Row]:
-    """The figures of each side at rest and at each concurrency."""
+    """The rows of each side at rest and at each concurrency."""
     rows = []
     for name, at_rest in rounds.idle_s.items():
         total, by_process = _medians(at_rest)
@@ -220,7 +222,7 @@ def side_rows(dtype: str, rounds: Rounds) -> list[Row]:
 
 
 def cpu_rows(side: str, case: str, seen: Sequence[Mapping[str, float]]) -> list[Row]:
-    """Milliseconds of CPU for each token: of all processes, and of all that is not an engine's computing."""
+    """Milliseconds of CPU per token: of all processes, and without the compute threads of engines."""
     total, by_process = _medians(seen)
     rows = [Row(name=f"{side}/cpu_ms_per_token/{case}", value=total, unit="ms", detail=dict(by_process))]
     if side != VLLM:
@@ -230,14 +232,14 @@ def cpu_rows(side: str, case: str, seen: Sequence[Mapping[str, float]]) -> list[
 
 
 def _medians(seen: Sequence[Mapping[str, float]]) -> tuple[float, dict[str, float]]:
-    """Over rounds: of all processes together, and of each."""
+    """Medians over rounds: of all processes together, and of each."""
     processes = sorted({name for of_round in seen for name in of_round})
     by_process = {name: statistics.median(of_round.get(name, 0.0) for of_round in seen) for name in processes}
     return statistics.median(sum(of_round.values()) for of_round in seen), by_process
 
 
 def ratio_rows(dtype: str, rounds: Rounds, side: str, concurrencies: Sequence[int]) -> list[Row]:
-    """A side beside vLLM: the median of the ratios of each turn, with the lowest and the highest."""
+    """A side's ratio to vLLM: the median of the ratios of all turns, with the lowest and the highest."""
     rows = []
     for concurrency in concurrencies:
         ours, theirs = rounds.closed[side, concurrency], rounds.closed[VLLM, concurrency]

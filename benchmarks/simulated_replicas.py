@@ -15,7 +15,7 @@ from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One request at one replica: the addresses of its prompt's blocks, and what it does beyond them."""
+    """One request on one replica: the addresses of its prompt's blocks, and its other properties."""
 
     hashes: Sequence[BlockHash]
     num_output_tokens: int
@@ -32,12 +32,12 @@ class Events:
         self._order = 0
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
-        """Do something then."""
+        """Schedule a call."""
         self._order += 1
         heapq.heappush(self._queue, (time_s, self._order, action))
 
     def run(self) -> None:
-        """Do everything in its order."""
+        """Run all calls in order of time."""
         while self._queue:
             self.now_s, _, action = heapq.heappop(self._queue)
             action()
@@ -69,12 +69,12 @@ class SimulatedReplica:
         self._next_sequence = 0
 
     def submit(self, job: Job) -> None:
-        """Take a request."""
+        """Accept a request."""
         self._waiting.append(job)
         self._start()
 
     def load(self) -> LoadReport:
-        """What a real worker would say."""
+        """The load report of a real worker in the same state."""
         return LoadReport(
             num_blocks=self.kv_cache.num_blocks,
             num_free_blocks=self.kv_cache.num_free,
@@ -84,7 +84,7 @@ class SimulatedReplica:
         )
 
     def changes(self) -> CacheChanges:
-        """What happened to the prefix cache since the last call."""
+        """The changes of the prefix cache since the last call."""
         changes = cache_changes(self._log.since(self._next_sequence))
         self._next_sequence = changes.next_sequence
         return changes
@@ -93,7 +93,7 @@ class SimulatedReplica:
         raise NotImplementedError
 
     def _take_blocks(self, job: Job, num_more: int) -> tuple[list[int], int] | None:
-        """The request's block table and how many of it were cached, or None when it does not fit now."""
+        """The request's block table and the number of its cached blocks, or None if it does not fit now."""
         cached = self.kv_cache.prefix(job.hashes[:-1]).tables[0]
         num_new = len(job.hashes) + num_more - len(cached)
         if num_new > self.kv_cache.num_free_without(cached):
@@ -117,7 +117,7 @@ class SimulatedReplica:
 
 
 class SimulatedPrefill(SimulatedReplica):
-    """One prompt after the other."""
+    """Computes one prompt after the other."""
 
     tokens_per_s = 8000.0
 
@@ -137,7 +137,7 @@ class SimulatedPrefill(SimulatedReplica):
 
 
 class SimulatedDecode(SimulatedReplica):
-    """All that fits."""
+    """Decodes all requests that fit."""
 
     seconds_per_token = 0.1
 

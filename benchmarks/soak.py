@@ -108,8 +108,10 @@ KINDS: dict[str, Kind] = {
 def make_round(
     number: int, *, draw: random.Random, kinds: Sequence[str], update: Sequence[str]
 ) -> tuple[Scenario, list[str]]:
-    """A scenario with every kind once, and the kinds in their order. Where two in a row touch no role together, the
-    second comes before the cluster has recovered from the first. ``update`` is the command of the rolling update."""
+    """A scenario with every kind of fault once, and the kinds in order. If two consecutive kinds have no role in
+    common, the second comes before the cluster has recovered from the first. ``update`` is the command of the rolling
+    update.
+    """
     order = list(kinds)
     draw.shuffle(order)
     steps: list[Mapping[str, Any]] = []
@@ -128,7 +130,7 @@ def make_round(
 
 
 def make_steady_round(*, minutes: float, draw: random.Random) -> Scenario:
-    """A scenario in which nothing breaks: prompts of all lengths, most of them different from each other."""
+    """A scenario without faults: prompts of all lengths, most of them different from each other."""
     load = {
         "streams": 16,
         "distinct": 400,
@@ -145,7 +147,7 @@ def _with_command(step: Mapping[str, Any], command: Sequence[str]) -> Mapping[st
 
 
 async def wait_until_whole(cluster: TwoNodes) -> None:
-    """Return when all wanted workers are there: a cluster is ready as soon as it has one worker of each kind."""
+    """Return when all wanted workers run: a cluster counts as ready once it has one worker of each kind."""
     deadline_s = time.monotonic() + RECOVERY_S
     async with httpx.AsyncClient(
         base_url=cluster.url, headers=cluster.headers, timeout=30.0, trust_env=False
@@ -158,7 +160,7 @@ async def wait_until_whole(cluster: TwoNodes) -> None:
 
 
 def processes_of(cluster: TwoNodes) -> list[tuple[str, int]]:
-    """Every worker, router and proxy that is there now, with its role."""
+    """Every worker, router and proxy that runs now, with its role."""
     status = httpx.get(
         f"{cluster.url}/status", headers=cluster.headers, timeout=STATUS_TIMEOUT_S, trust_env=False
     ).json()
@@ -211,7 +213,7 @@ async def _run_round(
 
 
 def pss_rows(series: Mapping[WatchedProcess, Sequence[Sample]]) -> list[Row]:
-    """For each role, the largest process that was seen, and the most that one grew in the time that is judged."""
+    """For each role, the largest process that was seen, and the largest growth of one in the judged time."""
     rows: list[Row] = []
     for role in sorted({process.role for process in series}):
         of_role = [samples for process, samples in series.items() if process.role == role]
@@ -229,7 +231,7 @@ def pss_rows(series: Mapping[WatchedProcess, Sequence[Sample]]) -> list[Row]:
 
 
 def rows_of(rounds: Sequence[tuple[list[str], ChaosReport]]) -> list[Row]:
-    """The figures of all rounds."""
+    """The rows of all rounds."""
     reports = [report for _, report in rounds]
     rows = [
         Row(name="soak.rounds", value=len(reports), unit="rounds"),
@@ -249,7 +251,7 @@ def rows_of(rounds: Sequence[tuple[list[str], ChaosReport]]) -> list[Row]:
 
 
 def _counter_rows(reports: Sequence[ChaosReport]) -> list[Row]:
-    """What the routers counted in all rounds together: moves, retries, failed loads, tokens computed again."""
+    """What the routers counted in all rounds together: moves, retries, failed loads, recomputed tokens."""
     names = sorted({name for report in reports for name in report.counted})
     return [
         Row(name=f"soak.counted.{name}", value=sum(report.counted.get(name, 0.0) for report in reports), unit="count")
@@ -301,7 +303,7 @@ def _sizes(report: ChaosReport, role: str) -> list[int]:
 
 
 def main() -> None:
-    """Run, print the figures, and end with 1 if anything was lost, wrong or leaked, or kept growing."""
+    """Run the rounds, and print the rows. Ends with 1 if anything was lost, wrong or leaked, or kept growing."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=positive, default=30.0, help="minimal duration")
     parser.add_argument("--each", type=count, default=10, help="minimal number of faults of each kind")

@@ -1,4 +1,4 @@
-"""What draft tokens gain and cost: output a second with them and without, in turn.
+"""What draft tokens gain and cost: output per second with and without them, in turn.
 
     python -m benchmarks.speculation --json benchmarks/results/speculation.json
     python -m benchmarks.speculation --quoting --json benchmarks/results/speculation_quoting.json
@@ -66,7 +66,7 @@ FEW_TOKENS = tuple(range(100, 108))
 
 @dataclass(frozen=True)
 class Round:
-    """What one engine did in one round."""
+    """The work of one engine in one round."""
 
     tokens_per_s: float
     num_accepted: int
@@ -75,7 +75,7 @@ class Round:
 
 
 class Engine:
-    """An engine with one way to propose, and its clock."""
+    """An engine with one method of drafting, and its clock."""
 
     def __init__(self, model: Path, draft_model: Path, side: Side, args: argparse.Namespace) -> None:
         method: SpeculativeMethod = "none" if side == PREDICTION else side
@@ -93,7 +93,7 @@ class Engine:
         ).core
 
     def answer(self, requests: list[GenerateRequest]) -> Round:
-        """Answer them all, and measure from when each has its first token to the end."""
+        """Answer all requests; measures from when each has its first token until the end."""
         core = self.core
         for request in requests:
             core.add_request(request)
@@ -120,7 +120,7 @@ class Engine:
 def requests_of(
     text: Text, *, batch: int, number: int, max_tokens: int, quoting: bool = False
 ) -> list[GenerateRequest]:
-    """Requests for such answers. Two rounds have different requests, unless the texts are meant to repeat."""
+    """Requests that lead to such answers. Rounds have different requests, unless the texts are meant to repeat."""
     round_number = 0 if text == "again" else number
     generator = torch.Generator().manual_seed(1000 * TEXTS.index(text) + round_number)
     requests: list[GenerateRequest] = []
@@ -143,7 +143,7 @@ def requests_of(
 def with_predictions(
     requests: list[GenerateRequest], text: Text, answers: dict[str, list[int]]
 ) -> list[GenerateRequest]:
-    """The predictions of the requests' callers. The kind of text says how well they know the answers."""
+    """The predictions that callers send. The kind of text determines how good they are."""
     if text not in ("edited", "wrong"):
         return requests
     known = {name: before_edits(answer) if text == "edited" else answer[::-1] for name, answer in answers.items()}
@@ -151,7 +151,7 @@ def with_predictions(
 
 
 def measure(engines: dict[Side, Engine], text: Text, batch: int, args: argparse.Namespace) -> list[Row]:
-    """Rounds of all engines in turn; one before them is not counted."""
+    """Run rounds of all engines in turn, after one that does not count."""
     sides = [side for side in engines if (side in ("none", PREDICTION)) or text not in ("edited", "wrong")]
     sides = [side for side in sides if side != PREDICTION or text in ("edited", "wrong", "new")]
     rounds: dict[Side, list[Round]] = {side: [] for side in sides}

@@ -1,4 +1,4 @@
-"""Draft tokens over HTTP: clusters of one unified worker, without drafts and with them, asked in turn in one run.
+"""Draft tokens over HTTP: clusters of one unified worker, with and without drafts, measured in turn in one run.
 
     python -m benchmarks.speculation_http --peer vllm llama-cpp --json benchmarks/results/speculation_http.json
 
@@ -51,12 +51,12 @@ PEER_NGRAM: Final = '{"method":"ngram","num_speculative_tokens":5,"prompt_lookup
 VLLM: Final = {"vllm": (), "vllm_ngram": (f"--speculative-config={PEER_NGRAM}",)}
 LLAMA_CPP: Final = {"llama_cpp": False, "llama_cpp_lookup": True}
 PLAIN: Final = {"vllm_ngram": "vllm", "llama_cpp_lookup": "llama_cpp"}
-"""What a peer's look-up is compared with; Baton's sides with ``none``."""
+"""The side that a peer's look-up is compared with; Baton's sides are compared with ``none``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What one side did with a text once."""
+    """The result of one side for a text, once."""
 
     tokens_per_s: float
     texts: list[str]
@@ -91,7 +91,7 @@ def _words(generator: random.Random) -> list[int]:
 
 
 def _prompt(text: str, generator: random.Random) -> list[int]:
-    """The document from some place on where answers quote it."""
+    """The document, from some place on, if answers quote it."""
     return document_from(generator.randrange(DOCUMENT_TOKENS)) if text in ("quoting", "looping") else _words(generator)
 
 
@@ -123,12 +123,12 @@ def _spelled(token_ids: Sequence[int]) -> str:
 
 
 def _prediction_of(text: str) -> str:
-    """What a caller could predict who knows the answer before it was edited."""
+    """The prediction of a caller who knows the answer as it was before an edit."""
     return _spelled(before_edits([int(word.removeprefix("w")) for word in text.split()]))
 
 
 async def _ask(url: str, bodies: Sequence[dict[str, Any]]) -> Asked:
-    """All of them at once."""
+    """Send all requests at once."""
 
     async def post(client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
@@ -151,7 +151,7 @@ async def _ask(url: str, bodies: Sequence[dict[str, Any]]) -> Asked:
 
 
 def _round(urls: dict[str, str], text: str, *, batch: int, number: int, args: argparse.Namespace) -> dict[str, Asked]:
-    """Every side once. The answers to ``edited`` without a prediction say what to predict."""
+    """Measure every side once. The answers to ``edited`` without a prediction become the predictions."""
     done: dict[str, Asked] = {}
     sides: list[tuple[str, str]] = list(urls.items())
     if batch > 1:  # llama.cpp's binding answers one after another
@@ -172,7 +172,7 @@ def _round(urls: dict[str, str], text: str, *, batch: int, number: int, args: ar
 
 
 def _rows(rounds: Sequence[dict[str, Asked]], text: str, batch: int) -> list[Row]:
-    """What the rounds of all starts say of a text."""
+    """The rows of a text over the rounds of all starts."""
     rows: list[Row] = []
     for side in rounds[0]:
         own = [done for done in rounds if side in done]
@@ -188,13 +188,13 @@ def _rows(rounds: Sequence[dict[str, Asked]], text: str, batch: int) -> list[Row
 
 
 def _spelled_ratios(ratios: Sequence[float]) -> str:
-    """Those of every round, so that a reader sees how far they lie apart."""
+    """The ratios of every round, so that a reader sees how much they vary."""
     return " ".join(f"{ratio:.2f}" for ratio in ratios)
 
 
 @contextlib.contextmanager
 def _started(model: Path, start: int, args: argparse.Namespace) -> Iterator[dict[str, str]]:
-    """The URLs of all sides, in an order of its own for each start; peers run in the first one only."""
+    """The URLs of all sides, in another order for each start; peers only run in the first one."""
     turn = start % len(METHODS)
     with contextlib.ExitStack() as stack:
         methods = METHODS[turn:] + METHODS[:turn]

@@ -1,4 +1,4 @@
-"""A closed loop of streams over plain sockets: cheap enough not to be what is measured on a small machine."""
+"""A closed loop of streams over plain sockets, which is cheap enough not to limit the result on a small machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLoad:
-    """``num_streams`` clients, each of which sends its next request when its last answer ended."""
+    """``num_streams`` clients, each of which sends its next request when its last answer has ended."""
 
     num_streams: int
     num_requests: int
@@ -26,7 +26,7 @@ class StreamLoad:
     prompt: str = "Tell me something."
 
     def request(self, host: str) -> bytes:
-        """The request, the same every time."""
+        """The request, which is always the same."""
         body = json.dumps(
             {
                 "prompt": self.prompt,
@@ -46,7 +46,7 @@ class StreamLoad:
 
 @dataclass(slots=True, kw_only=True)
 class StreamResult:
-    """What the clients saw together."""
+    """The results of all clients together."""
 
     seconds: float = 0.0
     num_tokens: int = 0
@@ -56,12 +56,12 @@ class StreamResult:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens a second over all streams."""
+        """Tokens per second over all streams."""
         return self.num_tokens / self.seconds
 
     @property
     def requests_per_s(self) -> float:
-        """Whole answers a second."""
+        """Complete answers per second."""
         return self.num_requests / self.seconds
 
     @property

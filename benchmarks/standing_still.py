@@ -41,7 +41,7 @@ def standing_still(servers: Sequence[CpuWatch]) -> Iterator[None]:
 
 
 def _wait_until_stopped(processes: Sequence[psutil.Process]) -> None:
-    """Return when the kernel has stopped them all: a signal is only pending until its process gets a core."""
+    """Wait until the kernel has stopped all processes: a signal is only pending until its process gets a core."""
     deadline_s = time.monotonic() + STOP_TIMEOUT_S
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):

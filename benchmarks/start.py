@@ -36,7 +36,7 @@ POLL_PERIOD_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """One start and end. ``cpu_s`` by process."""
+    """One start and stop. ``cpu_s`` is by process."""
 
     answer_s: float
     cpu_s: Mapping[str, float]
@@ -44,7 +44,7 @@ class Start:
 
 
 def start(checkout: Path, kernels: Path) -> Start:
-    """Start a version that keeps its compiled kernels in a folder, ask for a token, and end it.
+    """Start a version that stores its compiled kernels in a folder, ask for a token, and stop it.
 
     Raises:
         RuntimeError: It ended by itself, or did not answer in time.
@@ -85,7 +85,9 @@ def start(checkout: Path, kernels: Path) -> Start:
 
 
 def measure(checkouts: Sequence[Path], *, repeats: int) -> dict[Path, dict[str, list[Start]]]:
-    """First and later starts of each version, in turn; one before that, for the byte code, is not counted."""
+    """Measure first and later starts of each version, in turn; one start before that, for the byte code, does not
+    count.
+    """
     starts: dict[Path, dict[str, list[Start]]] = {checkout: defaultdict(list) for checkout in checkouts}
     for repeat in range(-1, repeats):
         for checkout in checkouts:
@@ -98,7 +100,7 @@ def measure(checkouts: Sequence[Path], *, repeats: int) -> dict[Path, dict[str, 
 
 
 def rows_of(name: str, own: Sequence[Start], beside: Sequence[Start]) -> list[Row]:
-    """Medians, with the other version's beside them where there is one."""
+    """Median rows, with those of the other version if there is one."""
 
     def row(figure: str, unit: str, values: list[float], others: list[float], **detail: float | str) -> Row:
         value = statistics.median(values)

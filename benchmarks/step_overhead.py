@@ -1,4 +1,4 @@
-"""What a decode step costs beside the model's kernels, in parts, at each batch size.
+"""The cost of a decode step besides the model's kernels, in parts, at each batch size.
 
     python -m benchmarks.step_overhead --json benchmarks/results/step_overhead.json
 
@@ -33,7 +33,7 @@ from engine.frontend.engine_core import EngineCore
 
 MODEL_PARTS = ("forward", "logits")
 NUM_SPARE_STEPS = 8
-"""Requests last this many steps longer than are timed, so that no request ends in a timed step."""
+"""Requests last this many steps longer than are timed, so that none ends in a timed step."""
 
 
 def _runner_of(core: EngineCore) -> Any:
@@ -42,7 +42,7 @@ def _runner_of(core: EngineCore) -> Any:
 
 
 class StepClock:
-    """Times the parts of an engine's steps by wrapping the methods that the engine calls."""
+    """Times the parts of an engine's steps, by wrapping the methods that the engine calls."""
 
     def __init__(self, core: EngineCore) -> None:
         self.steps: list[dict[str, float]] = []
@@ -53,7 +53,7 @@ class StepClock:
         self._time((runner._model, "forward", "forward"), (runner._model, "logits", "logits"))
 
     def time_all_parts(self) -> None:
-        """From here on, not only the model's."""
+        """From here on, time all parts, not only the model's."""
         core = self._core
         runner: Any = _runner_of(core)
         self._time(
@@ -85,7 +85,7 @@ class StepClock:
         return timed
 
     def step(self) -> None:
-        """One step of the engine, kept with its parts."""
+        """Make one step of the engine, and store its parts."""
         self._spent.clear()
         started = time.perf_counter()
         result = self._core.step()
@@ -97,7 +97,7 @@ class StepClock:
 
 
 def measure(side: BatonSide, dtype_name: str, batch: int, num_steps: int) -> list[Row]:
-    """The rows of one batch size, of steps that decode all of it."""
+    """The rows of one batch size, from steps that decode the whole batch."""
     generator = torch.Generator().manual_seed(batch)
     core = side.start(random_prompts(generator, batch, DECODE_PROMPT_TOKENS), max_tokens=_num_tokens(num_steps))
     clock = StepClock(core)

@@ -33,20 +33,20 @@ DEFAULT_MODEL = Path(__file__).parent.parent / "engine" / "builtin_model"
 STORY_WORDS = ("fox", "lamp", "dragon", "key", "owl", "robot", "whale", "violin", "penguin", "kite")
 MAX_NEW_TOKENS = 160
 MAX_AT_ONCE = 1024
-"""Chats that Baton's engine is given together; it lets no more than 4,096 wait."""
+"""Number of chats in a batch for Baton's engine, which lets at most 4,096 requests wait."""
 
 Chat = tuple[Message, ...]
 
 
 class Answerer(Protocol):
-    """What answers chats greedily."""
+    """Answers chats greedily."""
 
     def answer(self, chats: Sequence[Chat]) -> list[str]:
         """The answer to each chat, without its end token."""
 
 
 class TransformersAnswerer:
-    """Answers with the Hugging Face implementation, the oracle."""
+    """Answers with the Hugging Face implementation, as the reference."""
 
     def __init__(self, model: Path, *, dtype: torch.dtype, batch_size: int) -> None:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(model, padding_side="left")
@@ -145,7 +145,7 @@ def accuracy_rows(
 
 
 def missed_goals(rows: Sequence[Row]) -> list[str]:
-    """What is below its goal, in words."""
+    """The tasks below their goals, as text."""
     return [
         f"{row.name} is {row.value:.1f} %, the goal {row.detail['goal']:g} %"
         for row in rows
@@ -154,7 +154,7 @@ def missed_goals(rows: Sequence[Row]) -> list[str]:
 
 
 def stories(answerer: Answerer) -> dict[str, str]:
-    """The story the model tells about each of ten words."""
+    """The story that the model tells about each of ten words."""
     chats = [(Message(role=Role.USER, text=f"Tell me a story about {article(word)}."),) for word in STORY_WORDS]
     return dict(zip(STORY_WORDS, answerer.answer(chats), strict=True))
 

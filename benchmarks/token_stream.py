@@ -1,4 +1,5 @@
-"""One client of a completions API: a keep-alive connection, and when the tokens of each streamed answer came.
+"""One client of a completions API: a keep-alive connection, and the times at which the tokens of each streamed answer
+came.
 
 Over a plain socket: a general HTTP library costs more for each event than what is measured on a small machine can bear.
 """
@@ -17,12 +18,12 @@ READ_BYTES = 1 << 16
 
 
 class LoadError(RuntimeError):
-    """A server did not answer a request as asked; the figures of such a load mean nothing."""
+    """A server did not answer a request as expected, so the results of the load mean nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """Tokens that were read at once: when, in seconds on one clock, and how many."""
+    """Tokens that were read at once: their time, in seconds on one clock, and their number."""
 
     at_s: float
     num_tokens: int
@@ -30,7 +31,7 @@ class Arrival:
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """One answer as its client saw it."""
+    """One answer as its client measured it."""
 
     sent_s: float
     arrivals: list[Arrival] = field(default_factory=list)
@@ -47,13 +48,13 @@ class Answer:
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds for each token after the first read; None where all came at once."""
+        """Seconds per token after the first read; None if all came at once."""
         num_later = self.num_tokens - self.arrivals[0].num_tokens
         return (self.arrivals[-1].at_s - self.arrivals[0].at_s) / num_later if num_later else None
 
 
 class AnswerParser:
-    """One HTTP answer, fed as it comes: counts the tokens of its events, and keeps what was said instead of them."""
+    """One HTTP answer, parsed as it arrives: counts the tokens of its events, and stores any error."""
 
     def __init__(self) -> None:
         self.is_complete = False
@@ -66,7 +67,7 @@ class AnswerParser:
         self._body = b""
 
     def feed(self, data: bytes) -> int:
-        """Take bytes; returns the tokens that they complete."""
+        """Feed bytes; returns the number of tokens that they complete."""
         before = self.num_tokens
         self._buffer += data
         if self._status is not None or self._take_head():
@@ -122,7 +123,7 @@ class AnswerParser:
 
 
 class StreamClient:
-    """Sends one request at a time, and waits for the whole answer."""
+    """Sends one request at a time, and waits for the complete answer."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -131,7 +132,7 @@ class StreamClient:
         self._writer: asyncio.StreamWriter | None = None
 
     async def ask(self, prompt: list[int], num_tokens: int) -> Answer:
-        """The greedy answer of exactly ``num_tokens`` tokens.
+        """Generate a greedy answer of exactly ``num_tokens`` tokens.
 
         Raises:
             LoadError: The server refused, failed, closed the connection, or sent another number of tokens.

@@ -1,4 +1,4 @@
-"""Workers that produce tokens without computing, as Baton's own."""
+"""Workers that produce tokens without computing, with the interface of Baton's workers."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ from router.wire.frame_server import FrameOffer, FrameServer
 
 WORD = " and"
 STEP_S = float(os.environ.get(STEP_VARIABLE, "1")) / 1e3
-"""A step of the pretended engine. By default it is faster than any real one, and slow enough that it is a step."""
+"""Duration of a step of the simulated engine. The default is shorter than that of any real engine, but long enough that
+messages are still per step.
+"""
 
 MAX_LATE_S = 0.01
-"""How far the pretended engine may be behind before it begins anew: what it missed in that time, it makes up for."""
+"""How far the simulated engine may be behind before its clock is reset; up to that it makes up for missed time."""
 
 
 class TokenWorker:
-    """Speaks as a real worker does: batched submissions, one message a step, one stream a router."""
+    """Behaves like a real worker: batched submissions, one message per step, one stream per router."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._role = settings.role
@@ -46,7 +48,7 @@ class TokenWorker:
         self._frames: FrameServer | None = None
 
     async def status(self) -> tuple[WorkerInfo, LoadReport]:
-        """Constants and load."""
+        """Report constants and load."""
         info = WorkerInfo(
             role=self._role.name,
             engine_id=self._replica_id,
@@ -68,7 +70,7 @@ class TokenWorker:
         return LoadReport(num_blocks=1 << 20, num_free_blocks=1 << 20, num_running=len(self._running))
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> list[None]:
-        """Take requests; a prompt's first token comes at once, later ones step by step."""
+        """Accept requests; a prompt's first token comes immediately, later ones step by step."""
         if not self._role.decodes:
             for request in requests:
                 self._streams[request.client_id].put((self._first(request),))
@@ -128,7 +130,7 @@ class TokenWorker:
                 await connection.drained()
 
     async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncGenerator[bytes]:  # noqa: ARG002
-        """One frame a step."""
+        """Send one frame per step."""
         stream = self._streams[client_id] = ClientStream(min_gap_s=MESSAGE_GAP_S)
         try:
             yield pack_step(StepMessage(deltas=(), load=self._load()))
@@ -144,4 +146,4 @@ class TokenWorker:
             self._running.pop(request_id, None)
 
     async def move_out(self, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
-        """Everybody stays: nothing is moved in these measurements."""
+        """Move nothing: these measurements have no moves."""

@@ -1,4 +1,4 @@
-"""A deployed cluster on two Ray nodes of this machine, of which the second comes back when it dies."""
+"""A deployed cluster on two Ray nodes of this machine, of which the second is restarted when it dies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOOK_PERIOD_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwoNodes:
-    """Where it answers, and how to deploy it again."""
+    """The URL of the cluster, and how to deploy it again."""
 
     url: str
     folder: Path
@@ -36,11 +36,11 @@ class TwoNodes:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What opens /status and orders to workers."""
+        """Headers with the admin key, for /status and orders to workers."""
         return bearer(self.admin_key)
 
     def deploy_command(self, name: str, **changes: Any) -> list[str]:
-        """The words of a `baton deploy` of the configuration with changes, which is kept in a file of that name."""
+        """The command of a `baton deploy` with a changed configuration, which is stored in a file of that name."""
         file = self.folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump({**self.config, **changes}))
         assignments = [f"{variable}={value}" for variable, value in self.ray.environment.items()]
@@ -49,7 +49,7 @@ class TwoNodes:
 
 @contextmanager
 def two_nodes(folder: Path, config: Mapping[str, Any]) -> Iterator[TwoNodes]:
-    """Start Ray twice and deploy; clients go to one proxy, that of the node that stays."""
+    """Start Ray twice and deploy. Clients use one proxy, on the node that stays."""
     port = free_port()
     key = new_key()
     with shared_ray() as ray, _kept_alive(ray):
@@ -70,7 +70,7 @@ def two_nodes(folder: Path, config: Mapping[str, Any]) -> Iterator[TwoNodes]:
 
 @contextmanager
 def _kept_alive(ray: SharedRayProcess) -> Iterator[None]:
-    """The second node, started again whenever it ended, as a supervisor of its host would do it."""
+    """The second node, which is restarted whenever it ends, as a host's supervisor would do."""
     is_up, is_over = threading.Event(), threading.Event()
 
     def keep() -> None:

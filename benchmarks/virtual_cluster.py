@@ -52,7 +52,7 @@ Load = Sequence[Arrival]
 
 @dataclass(slots=True, kw_only=True)
 class Stopwatch:
-    """How much was simulated in how long."""
+    """How much was simulated, and how long that took."""
 
     virtual_s: float = 0.0
     took_s: float = 0.0
@@ -64,7 +64,7 @@ class Stopwatch:
 
 
 def judge_of(arrivals: Sequence[Arrival], promise: Promise, watch: Stopwatch) -> Callable[[Layout], Figures]:
-    """What layouts make of a load."""
+    """A function that returns the figures of a layout under a load."""
 
     def judge(layout: Layout) -> Figures:
         run = simulate(layout, arrivals)
@@ -79,7 +79,7 @@ def judge_of(arrivals: Sequence[Arrival], promise: Promise, watch: Stopwatch) ->
 def cell_result(
     name: str, num_workers: int, machine: Machine, arrivals: Sequence[Arrival], promise: Promise
 ) -> list[Row]:
-    """The best fixed layout of a load."""
+    """The rows of a search for the best fixed layout of a load."""
     watch = Stopwatch()
     print(f"{name}: {len(arrivals)} requests, {num_workers} workers", flush=True)
     search = best_fixed(num_workers, machine, judge_of(arrivals, promise, watch))

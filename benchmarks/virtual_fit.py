@@ -1,4 +1,4 @@
-"""What steps take on this machine, as prices for virtual workers: fitted to real steps of one engine.
+"""Measures how long steps take on this machine, as prices for virtual workers: fitted to real steps of one engine.
 
     python -m benchmarks.virtual_fit --threads 1 --beside 1 --save core.json
 
@@ -45,14 +45,14 @@ KINDS = ("decode", "prompt", "mixed")
 
 
 class WorkWatch:
-    """Implements ``StepRunner`` by another one, and remembers what the last step computed."""
+    """Implements ``StepRunner`` with another one, and remembers what the last step computed."""
 
     def __init__(self, core: EngineCore) -> None:
         self._inner = core.runner
         self.last: SchedulerOutput | None = None
 
     def launch(self, output: SchedulerOutput) -> PendingStep:
-        """Let the other one compute."""
+        """Let the other runner compute."""
         self.last = output
         return self._inner.launch(output)
 
@@ -68,7 +68,7 @@ def random_request(number: int, source: random.Random) -> GenerateRequest:
 
 
 def sample_steps(model: Path, *, num_threads: int, seconds: float, seed: int) -> list[StepSample]:
-    """Steps of an engine, each with what it computed and how long it took."""
+    """Runs steps of an engine, and records what each computed and how long it took."""
     core = build_engine(
         EngineConfig(
             model=ModelConfigSource(path=model, device="cpu", num_threads=num_threads),
@@ -100,14 +100,14 @@ def sample_steps(model: Path, *, num_threads: int, seconds: float, seed: int) ->
 
 
 def kind_of(sample: StepSample) -> str:
-    """What a step did."""
+    """The kind of work that a step did."""
     if not sample.work.num_prompt_tokens:
         return "decode"
     return "mixed" if sample.work.num_rows else "prompt"
 
 
 def rows_of(samples: Sequence[StepSample], model: StepTimeModel, place: str) -> list[Row]:
-    """Prices, and how far predictions of other steps than the fitted ones are off."""
+    """The prices, and the errors of predictions for steps other than the fitted ones."""
     prices = {
         "base": (model.base_s * 1e3, "ms"),
         "row": (model.row_s * 1e3, "ms"),
@@ -131,7 +131,7 @@ def rows_of(samples: Sequence[StepSample], model: StepTimeModel, place: str) -> 
 
 
 def _beside(model: Path, num_threads: int, seconds: float, number: int) -> None:
-    """One of the other processes."""
+    """The entry point of the other processes."""
     _take_cores(number, num_threads)
     sample_steps(model, num_threads=num_threads, seconds=seconds, seed=1000 + number)
 
@@ -147,7 +147,7 @@ def _take_cores(number: int, num_threads: int) -> None:
 
 
 def main() -> None:
-    """Make steps, fit, predict."""
+    """Run steps, fit, predict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--model", type=Path, help="directory of a model with a vocabulary of 32,000; default: a random model"

@@ -1,4 +1,4 @@
-"""How far the answers of ``baton whatif`` are from real runs on this machine: six loads that nothing was fitted to.
+"""How much the answers of ``baton whatif`` differ from real runs on this machine: six loads that nothing was fitted to.
 
     python -m benchmarks.whatif_check --measure fitted.jsonl --loads 'fit/*' --seconds 25
     python -m benchmarks.whatif_check --measure checked.jsonl --loads 'low/*' 'mid/*' 'high/*' --seconds 40
@@ -37,11 +37,11 @@ from simulation.outcome import figures
 from simulation.whatif.calibration import FIGURES, Calibration, FigureError, find_calibration
 
 REPORTED = "reported"
-"""The calibration that each run's workers reported of themselves."""
+"""The value of ``--calibration`` for what each run's workers reported of themselves."""
 
 
 def cases_named(patterns: Sequence[str]) -> list[Case]:
-    """The cases whose names fit any of some patterns.
+    """The cases whose names match one of some patterns.
 
     Raises:
         SystemExit: None does.
@@ -53,8 +53,8 @@ def cases_named(patterns: Sequence[str]) -> list[Case]:
 
 
 def error_rows(runs: Sequence[Measured], machine: Machine | None, promise: Promise) -> list[Row]:
-    """Each figure of each run beside what is predicted of the same requests; then mean and worst of all. Without a
-    machine by that of each run.
+    """Each figure of each run, measured and predicted for the same requests; then mean and worst errors. Without a
+    machine, the calibration of each run is used.
 
     Raises:
         SystemExit: A run has none.
@@ -78,14 +78,14 @@ def error_rows(runs: Sequence[Measured], machine: Machine | None, promise: Promi
 
 
 def calibration_of(machine: Machine, rows: Sequence[Row]) -> Calibration:
-    """The machine with the errors that the rows tell."""
+    """The machine with the errors that the rows contain."""
     values = {row.name: row.value for row in rows}
     errors = {figure: FigureError(mean=values[f"{figure}/mean"], worst=values[f"{figure}/worst"]) for figure in FIGURES}
     return Calibration(machine=machine, errors=errors)
 
 
 def measure_all(file: Path, args: argparse.Namespace) -> None:
-    """Measure the loads that were asked for on all layouts, and keep every request's times."""
+    """Measure the requested loads on all layouts, and store every request's times."""
     runs: list[Measured] = []
     with tempfile.TemporaryDirectory() as directory:
         write_random_llama(Path(directory), torch.bfloat16)

@@ -1,4 +1,4 @@
-"""A worker's steps in its cluster beside the same engine alone: what deploying costs, and whether threads run.
+"""A worker's steps in its cluster compared with the same engine alone: what deploying costs, and whether threads run.
 
     python -m benchmarks.worker_step --json benchmarks/results/worker_step.json
 
@@ -45,17 +45,17 @@ from benchmarks.token_stream import StreamClient
 
 NUM_PROMPT_TOKENS = 32
 MAX_OUTPUT_TOKENS = 960
-"""So many tokens last longer than the window, at any batch."""
+"""This many tokens last longer than the window, at any batch size."""
 
 SETTLE_S = 1.0
-"""From the last request until the window: all prompts are computed by then."""
+"""Seconds from the last request until the window: by then all prompts are computed."""
 
 WORKER, ALONE = "worker", "alone"
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One window: mean seconds of a step, CPU seconds a second, sleeps of the team a second."""
+    """One window: mean seconds per step, CPU seconds per second, and sleeps of the team per second."""
 
     step_s: float
     cpu_per_wall: float = 0.0
@@ -64,14 +64,14 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Mean seconds of a step of the engine alone, and the worker's figures right after."""
+    """Mean seconds per step of the engine alone, and the worker's figures right after."""
 
     alone_s: float
     worker: Figures
 
 
 def steps_so_far(url: str) -> tuple[float, float]:
-    """Number and seconds of the decode worker's steps, as ``/metrics`` tells them."""
+    """Number and total seconds of the decode worker's steps, from ``/metrics``."""
     text = httpx.get(f"{url}/metrics", trust_env=False).text
 
     def value(name: str) -> float:
@@ -82,7 +82,7 @@ def steps_so_far(url: str) -> tuple[float, float]:
 
 
 async def decode_window(url: str, watch: CpuWatch, batch: int, window_s: float) -> Figures:
-    """Have ``batch`` requests decode, and look at the worker meanwhile; they are given up afterwards."""
+    """Have ``batch`` requests decode, and measure the worker meanwhile; the requests are cancelled afterwards."""
     rng = random.Random(batch)
     clients = [StreamClient(url) for _ in range(batch)]
     prompts = [[rng.randrange(1, VOCAB_SIZE) for _ in range(NUM_PROMPT_TOKENS)] for _ in clients]
@@ -114,7 +114,7 @@ async def decode_window(url: str, watch: CpuWatch, batch: int, window_s: float) 
 
 
 def _team_sleeps(before: Mapping[int, ThreadUse], after: Mapping[int, ThreadUse]) -> int:
-    """Sleeps of all threads but the oldest, which is the one that steps."""
+    """Number of sleeps of all threads except the oldest, which is the one that steps."""
     team = sorted(after)[1:]
     return sum(after[thread].num_sleeps - before.get(thread, ThreadUse(0, 0)).num_sleeps for thread in team)
 
@@ -149,7 +149,9 @@ class EngineAlone:
 
 
 def serve_alone(args: argparse.Namespace) -> None:
-    """The process of ``EngineAlone``: reads batch sizes from standard input, prints seconds per step, a line each."""
+    """The process of ``EngineAlone``: reads batch sizes from standard input, and prints seconds per step, one line
+    each.
+    """
     from engine.device.torch_environment import prepare_torch
 
     prepare_torch(args.threads[0])
@@ -171,7 +173,7 @@ def serve_alone(args: argparse.Namespace) -> None:
 
 
 def take_turns(model: Path, num_threads: int, args: argparse.Namespace) -> dict[int, list[Turn]]:
-    """The turns of both sides with so many threads, by batch."""
+    """The turns of both sides with this many threads, by batch size."""
     mark = uuid.uuid4().hex
     watch = CpuWatch(mark)
     config = {**baton_config(UNIFIED, model, args.dtype), "decode": {"num_threads": num_threads}}
@@ -193,7 +195,7 @@ def take_turns(model: Path, num_threads: int, args: argparse.Namespace) -> dict[
 
 
 def rows_of(turns: Mapping[int, Sequence[Turn]], num_threads: int) -> list[Row]:
-    """All rows of one number of threads."""
+    """All rows for one number of threads."""
     rows = []
     for batch, seen in turns.items():
         name = f"{num_threads}/{batch}"

@@ -1,4 +1,4 @@
-"""The cells of the regret matrix: how much load, of what mix, in what shape; and what they say of a layout."""
+"""The cells of the regret matrix: amount, mix and shape of the load; and the figures of a layout in a cell."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from simulation.loads import Arrival as VirtualArrival
 from simulation.outcome import Figures, Outcome, figures
 
 LEVELS: Mapping[str, float] = {"low": 0.35, "mid": 0.7, "saturated": 1.1}
-"""Requests a second as a share of what two workers serve that are always busy."""
+"""Requests per second, as a share of what two workers serve that are always busy."""
 
 ENOUGH = 0.95
-"""A layout that reaches this share of the best goodput is one whose gaps others are compared with."""
+"""Gaps are only compared with layouts that reach this share of the best goodput."""
 
 UNITS = {"goodput": "requests/s", "share_good": "percent", "tokens_per_s": "tokens/s", "utilisation": "percent"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One load. ``part`` is its number among all: no two have a prompt in common, which a prefix cache would find."""
+    """One load. ``part`` is its number. No two parts share a prompt, because a prefix cache would find it."""
 
     level: str
     mix: str
@@ -34,11 +34,13 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Its place in the names of rows."""
+        """The cell's part of the names of rows."""
         return f"{self.level}/{self.mix}/{self.shape}"
 
     def load(self, capacity: Mapping[str, float], *, seconds: float, scale: float = 1.0) -> list[VirtualArrival]:
-        """Its requests, where ``capacity`` is how many a second can be served, by mix; ``scale`` times as many."""
+        """The requests of the cell; ``capacity`` is the number of requests per second that can be served, by mix, and
+        ``scale`` multiplies it.
+        """
         share = LEVELS[self.level] * scale
         rates = {name: share * rate for name, rate in capacity.items()}
         return make_load(LoadSpec(mix=self.mix, shape=self.shape, rates=rates, seconds=seconds, seed=self.part))
@@ -51,7 +53,7 @@ ALL_CELLS = tuple(
 
 
 def cells_named(patterns: Sequence[str]) -> list[Cell]:
-    """The cells whose names fit any of some patterns (``low/*/steady``), in their order.
+    """The cells whose names match one of some patterns (``low/*/steady``), in order.
 
     Raises:
         SystemExit: A pattern fits none.
@@ -64,7 +66,7 @@ def cells_named(patterns: Sequence[str]) -> list[Cell]:
 
 
 def over_http(arrivals: Sequence[VirtualArrival]) -> list[Arrival]:
-    """The same requests for a server."""
+    """Convert the requests for sending them to a server."""
     return [
         Arrival(
             at_s=arrival.at_s,
@@ -77,7 +79,7 @@ def over_http(arrivals: Sequence[VirtualArrival]) -> list[Arrival]:
 
 
 def outcome_of(timing: Timing) -> Outcome:
-    """What a client saw, as the virtual cluster tells it."""
+    """Convert a client's measurements to the outcome type of the virtual cluster."""
     return Outcome(
         sent_s=timing.sent,
         kind=timing.kind,
@@ -106,7 +108,7 @@ def figure_rows(layout: str, cell: str, of_cell: Figures) -> list[Row]:
 
 
 def regret_rows(values: Mapping[str, float], *, layout: str, others: Sequence[str], cells: Sequence[str]) -> list[Row]:
-    """A layout beside the best of others in every cell that has been measured of it and of any of them.
+    """Compare a layout with the best of the others, in every cell in which both were measured.
 
     ``regret/goodput/<cell>`` is its goodput over the best one's; ``regret/itl_p99/<cell>`` its p99 gap over the least
     of those that reach ``ENOUGH`` of the best goodput.

@@ -13,7 +13,7 @@ LAYOUTS = (*FIXED, ELASTIC)
 
 
 def matrix_settings(name: str, args: argparse.Namespace) -> dict[str, object]:
-    """The configuration of a layout. The prefill worker of those that compute prompts themselves sleeps.
+    """The configuration of a layout. If decode workers compute prompts themselves, the prefill worker sleeps.
 
     Elastic is the default configuration with the promise; who names ``num_threads`` keeps to them.
 
@@ -35,7 +35,7 @@ def matrix_settings(name: str, args: argparse.Namespace) -> dict[str, object]:
 
 
 def elastic_settings(args: argparse.Namespace) -> dict[str, object]:
-    """Roles that change with the load, and the promise that they work by.
+    """The settings of a cluster with elastic roles and a promise.
 
     Raises:
         SystemExit: This version has no such setting.

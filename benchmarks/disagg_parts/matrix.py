@@ -22,14 +22,14 @@ from engine.contract.promise import Promise
 from simulation.loads import MIXES, LoadSpec, make_load
 
 CALIBRATED_BY = TWO
-"""The layout that says what the machine can serve."""
+"""The layout with which the machine's capacity is measured."""
 
 CONCURRENCY = 8
 WARM_UP_REQUESTS = 6
 
 
 def measure_capacity(url: str, *, seconds: float) -> dict[str, float]:
-    """Requests a second of each mix that a cluster serves to 8 clients that are never idle."""
+    """Requests per second of each mix that a cluster serves to 8 clients that are never idle."""
     capacity: dict[str, float] = {}
     for number, name in enumerate(MIXES):
         spec = LoadSpec(mix=name, shape="steady", rates={name: 200.0}, seconds=seconds, seed=1000 + number)
@@ -39,7 +39,7 @@ def measure_capacity(url: str, *, seconds: float) -> dict[str, float]:
 
 
 def served_per_s(timings: Sequence[Timing]) -> float:
-    """Answers a second from the first request until the last token.
+    """Answers per second, from the first request until the last token.
 
     Raises:
         SystemExit: There are too few of them to tell.
@@ -55,7 +55,7 @@ def served_per_s(timings: Sequence[Timing]) -> float:
 
 
 def worker_rows(layout: str, status: Mapping[str, Any]) -> list[Row]:
-    """What each worker of a cluster did, and the prices that it fitted to its own steps."""
+    """The work that each worker of a cluster did, and the prices that it fitted to its own steps."""
     rows: list[Row] = []
     for role, workers in status["pools"].items():
         for number, worker in enumerate(workers):
@@ -78,7 +78,7 @@ def placements(url: str) -> dict[str, float]:
 
 
 def placed_rows(layout: str, cell: str, before: Mapping[str, float], after: Mapping[str, float]) -> list[Row]:
-    """``<layout>/placed_<reason>/<cell>``: those reasons for which some were placed in a cell."""
+    """Rows ``<layout>/placed_<reason>/<cell>``, for the reasons that occurred in a cell."""
     counts = {reason: number - before.get(reason, 0.0) for reason, number in after.items()}
     return [
         Row(name=f"{layout}/{PLACED}{reason}/{cell}", value=count, unit="requests")
@@ -88,7 +88,7 @@ def placed_rows(layout: str, cell: str, before: Mapping[str, float], after: Mapp
 
 
 def parse_capacity(entries: Sequence[str]) -> dict[str, float]:
-    """``mix=requests/s`` of every mix.
+    """Parse ``mix=requests/s`` for every mix.
 
     Raises:
         SystemExit: One is missing, or no number above 0.
@@ -108,7 +108,7 @@ def parse_capacity(entries: Sequence[str]) -> dict[str, float]:
 def run_layout(
     name: str, model: Path, cells: Sequence[Cell], capacity: Mapping[str, float], args: argparse.Namespace
 ) -> tuple[list[Row], Mapping[str, float]]:
-    """One layout in all its cells; calibrates first where that was not done, and this layout does it."""
+    """Measure one layout in all its cells. If no capacity is known and this layout measures it, calibrate first."""
     rows: list[Row] = []
     promise = Promise(ttft_ms=args.ttft_limit_ms, itl_ms=args.itl_limit_ms)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
@@ -133,14 +133,16 @@ def run_layout(
 
 
 def is_placed(row: str, layouts: Sequence[str], cells: Sequence[str]) -> bool:
-    """True for a row of ``placed_rows`` of these: a run that did not place for its reason writes none over it."""
+    """True for a row of ``placed_rows`` of these cells. Such rows of an earlier run are dropped, since a new run has
+    none for reasons that did not occur.
+    """
     layout, _, rest = row.partition("/")
     reason, _, cell = rest.partition("/")
     return layout in layouts and reason.startswith(PLACED) and cell in cells
 
 
 def run_matrix(model: Path, args: argparse.Namespace) -> None:
-    """Measure the layouts and cells that were asked for, beside what an earlier run kept, and publish."""
+    """Measure the requested layouts and cells, merge them with the kept rows of an earlier run, and publish."""
     cells = cells_named(args.cells)
     kept = kept_rows(args.json) if args.merge else []
     capacity = parse_capacity(args.capacity) or {

@@ -24,17 +24,17 @@ Values = Mapping[str, float]
 ACCENT, PLAIN = "#c2410c", "#94a3b8"
 MEANS = ("goodput", "share_good", "ttft_p50_ms", "itl_p50_ms", "itl_p99_ms")
 LEAST_SHARE = 0.05
-"""Of a cell's requests; what was done with fewer is not told."""
+"""Share of a cell's requests below which a kind of placement is not shown."""
 
 
 def values_of(file: Path) -> dict[str, float]:
-    """The rows of a kept result."""
+    """The rows of a stored result."""
     rows: list[dict[str, Any]] = json.loads(file.read_text())
     return {str(row["name"]): float(row["value"]) for row in rows}
 
 
 def choices(values: Values, cell: str) -> str:
-    """What elastic did with the requests of a cell, the commonest first."""
+    """How elastic placed the requests of a cell, most frequent first."""
     placed = f"{ELASTIC}/{PLACED}"
     counts = {
         name.removeprefix(placed).partition("/")[0]: value
@@ -47,14 +47,14 @@ def choices(values: Values, cell: str) -> str:
 
 
 def best_other(values: Values, cell: str) -> tuple[str, float]:
-    """The layout with the best goodput but for elastic, and this."""
+    """The layout with the best goodput except elastic, and that goodput."""
     others = {name: values[f"{name}/goodput/{cell}"] for name in LAYOUTS if name != ELASTIC}
     best = max(others, key=others.__getitem__)
     return best, others[best]
 
 
 def means(values: Values) -> str:
-    """Each layout's means over all cells, and those of elastic's goodput over the best fixed one's."""
+    """Means of each layout over all cells, and of elastic's goodput relative to the best fixed layout's."""
     lines = ["| layout | " + " | ".join(MEANS) + " |", "|---|" + "---|" * len(MEANS)]
     for layout in LAYOUTS:
         figures = (statistics.mean(values[f"{layout}/{name}/{cell.name}"] for cell in ALL_CELLS) for name in MEANS)
@@ -66,7 +66,7 @@ def means(values: Values) -> str:
 
 
 def table(values: Values) -> str:
-    """The matrix in Markdown, a line for each cell."""
+    """The matrix as a Markdown table, one line per cell."""
     lines = [
         "| load | best fixed layout | its good requests/s, elastic's | ratio | p99 gaps: ratio | elastic did |",
         "|---|---|---|---|---|---|",
@@ -88,7 +88,7 @@ def table(values: Values) -> str:
 
 
 def draw(values: Values, mix: str, file: Path) -> None:
-    """One picture: levels below each other, shapes side by side. The same rows give the same bytes."""
+    """One picture: levels in rows, shapes in columns. The same rows give the same bytes."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -109,7 +109,7 @@ def draw(values: Values, mix: str, file: Path) -> None:
 
 
 def main() -> None:
-    """Draw, and print the table."""
+    """Draw the pictures, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", type=Path, help="file written by `python -m benchmarks.disagg --matrix --json`")
     parser.add_argument("folder", type=Path, help="folder for the pictures")

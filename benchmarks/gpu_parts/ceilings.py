@@ -1,4 +1,4 @@
-"""What a device can do at best, measured in the same run: reading its memory, and multiplying matrices."""
+"""The best that a device can do, measured in the same run: reading its memory, and multiplying matrices."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ NUM_REPEATS = 10
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done all that it was told to."""
+    """Wait until the device has done all launched work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def median_s(work: Callable[[], object], device: torch.device) -> float:
-    """Median seconds of some work that takes longer than it takes to be launched."""
+    """Median seconds of work that takes longer than its launch."""
     for _ in range(3):
         work()
     durations = []
@@ -32,7 +32,7 @@ def median_s(work: Callable[[], object], device: torch.device) -> float:
 
 
 def memory_bytes_per_s(device: torch.device, num_bytes: int) -> float:
-    """The better one of reading (a sum) and copying, which reads and writes."""
+    """The higher rate of reading (a sum) and copying, which reads and writes."""
     source = torch.ones(num_bytes // 4, device=device)
     target = torch.empty_like(source)
     read_s, copy_s = median_s(source.sum, device), median_s(lambda: target.copy_(source), device)
@@ -40,7 +40,7 @@ def memory_bytes_per_s(device: torch.device, num_bytes: int) -> float:
 
 
 def matmul_flops_per_s(device: torch.device, size: int) -> float:
-    """Of a square product in bfloat16, of random numbers: those of zeros draw less power and run faster."""
+    """The rate of a square product in bfloat16, of random numbers: zeros would draw less power and run faster."""
     left, right = (torch.randn(size, size, device=device).to(torch.bfloat16) for _ in range(2))
     output = torch.empty_like(left)
     return 2 * size**3 / median_s(lambda: torch.mm(left, right, out=output), device)

@@ -1,4 +1,4 @@
-"""The kernels that attend for decode rows, beside each other and beside what the GPU's memory allows."""
+"""The attention kernels for decode rows, compared with each other and with the limit of the GPU's memory."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from engine.layers.attention_spec import AttentionSpec
 from engine.layers.rope_config import RopeConfig
 
 CASES = ((1, 512), (1, 8192), (8, 2048), (32, 512), (32, 8192), (64, 2048))
-"""Rows, and the tokens that each attends to."""
+"""Numbers of rows, and the number of tokens that each row attends to."""
 
 NUM_LAYERS = 8
-"""Calls in a row, as a graph has them: one alone takes longer to be launched than to be computed."""
+"""Number of calls in a graph: a single one takes longer to launch than to compute."""
 
 
 def decode_kernel_rows(shape: LlamaShape, block_size: int, memory_bytes_per_s: float) -> Iterator[Row]:
-    """``attention/<rows>x<tokens>/<kernel>`` in microseconds of one layer, captured as a graph; kernels that refuse
-    such blocks have none. ``of_memory``: of what reading the keys and values alone takes.
+    """Rows ``attention/<rows>x<tokens>/<kernel>``: microseconds of one layer, captured as a graph. Kernels that do not
+    support such blocks have no row. ``of_memory`` is the ratio to the time of only reading the keys and values.
     """
     found = torch_candidates()
     kernels: dict[str, VarlenKernel] = {"triton": found.decode[0], "flash": found.paged[0]}
@@ -61,7 +61,7 @@ def decode_kernel_rows(shape: LlamaShape, block_size: int, memory_bytes_per_s: f
 
 @torch.inference_mode()
 def _captured_s(attend: Callable[[], object], device: torch.device) -> float | None:
-    """Median seconds of a replay of all calls; None where a kernel refuses."""
+    """Median seconds of replaying all calls; None if the kernel does not support the shape."""
 
     def work() -> None:
         for _ in range(NUM_LAYERS):

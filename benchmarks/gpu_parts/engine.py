@@ -26,7 +26,9 @@ MAX_BATCH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Of both engines of a run; can be sent to another process. ``share``: of the GPU's memory, for each."""
+    """The settings of both engines of a run, which can be sent to another process. ``share`` is each engine's share of
+    the GPU's memory.
+    """
 
     directory: Path
     shape: LlamaShape
@@ -35,7 +37,9 @@ class Settings:
     share: float = 0.42
 
     def config(self) -> EngineConfig:
-        """A prompt of ``max_model_len`` is computed in one step, so that its rate is that of the kernels."""
+        """The engine's configuration. A prompt of ``max_model_len`` is computed in one step, so its rate is that of the
+        kernels.
+        """
         is_gpu = self.device == "cuda"
         return EngineConfig(
             model=ModelConfigSource(path=self.directory, device=self.device, dtype="bfloat16" if is_gpu else "float32"),  # type: ignore[arg-type]
@@ -67,12 +71,12 @@ class EngineBench:
 
     @property
     def runner(self) -> ModelRunner:
-        """What computes in this process."""
+        """The runner, which computes in this process."""
         assert isinstance(self.engine.executor, SingleProcessExecutor)
         return self.engine.executor.runner
 
     def request(self, num_tokens: int, *, max_tokens: int) -> GenerateRequest:
-        """A prompt that shares nothing with another one."""
+        """A request whose prompt shares no prefix with any other."""
         ids: list[int] = torch.randint(1, self._shape.vocab_size, (num_tokens,), generator=self._generator).tolist()
         return GenerateRequest(
             request_id=f"bench-{next(self._numbers)}",
@@ -81,18 +85,18 @@ class EngineBench:
         )
 
     def generate(self, request: GenerateRequest) -> list[int]:
-        """All tokens of one request."""
+        """Generate all tokens of one request."""
         return [token for delta in run_requests(self.core, [request]) for token in delta.token_ids]
 
     def prefill_s(self, num_tokens: int) -> float:
-        """Seconds from a prompt to its first token."""
+        """Seconds from the arrival of a prompt to its first token."""
         request = self.request(num_tokens, max_tokens=1)
         started = time.perf_counter()
         self.generate(request)
         return time.perf_counter() - started
 
     def decode_step_s(self, batch: int, *, num_prompt_tokens: int, num_steps: int) -> float:
-        """Mean seconds of a step that decodes all of ``batch`` rows."""
+        """Mean seconds of a step that decodes ``batch`` rows."""
         for _ in range(batch):
             self.core.add_request(self.request(num_prompt_tokens, max_tokens=num_steps + 2))
         moments: list[float] = []
@@ -106,7 +110,7 @@ class EngineBench:
 
     @contextmanager
     def without_graphs(self) -> Iterator[None]:
-        """Steps run as they do where no graphs are captured."""
+        """Run steps without CUDA graphs."""
         runner = self.runner
         graphs, runner._graphs = runner._graphs, None
         try:

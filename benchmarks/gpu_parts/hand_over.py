@@ -1,4 +1,4 @@
-"""Two engines in two processes on one device, which hand KV over by NIXL from where it lies."""
+"""Two engines in two processes on one device, which hand KV over with NIXL."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def nixl_builder(engine_id: str, rendezvous: Rendezvous, *, transport: Transport
 
 
 class Meeting:
-    """The decode engine's rendezvous: whoever prefills, once there is one."""
+    """The decode engine's rendezvous: the process that prefills, once there is one."""
 
     def __init__(self) -> None:
         self.prefill: PrefillProcess | None = None
 
     def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:
-        """Carry a hello over."""
+        """Deliver a hello."""
         if self.prefill is None:
             raise PeerUnreachableError(engine_id=engine_id, reason="no engine prefills yet")
         answer: Hello = self.prefill.call("accept", hello, timeout_s=timeout_s)
@@ -77,12 +77,12 @@ class PrefillProcess:
         self.call("prefill", None, timeout_s=START_TIMEOUT_S)
 
     def prefill(self, request: GenerateRequest) -> TokenDelta:
-        """The first token of a request, with where its KV lies."""
+        """The first token of a request, and where its KV is."""
         delta: TokenDelta = self.call("prefill", request)
         return delta
 
     def call(self, method: str, argument: object, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """Have something done there.
+        """Call a method in that process.
 
         Raises:
             PeerUnreachableError: It failed, or did not answer in time.
@@ -114,7 +114,7 @@ class PrefillProcess:
 def prefilling(
     settings: Settings, meeting: Meeting, *, transport: TransportChoice = "network"
 ) -> Iterator[PrefillProcess]:
-    """A process that prefills, known to the decode engine."""
+    """A process that prefills, connected to the decode engine."""
     process = PrefillProcess(settings, transport)
     meeting.prefill = process
     try:
@@ -126,8 +126,8 @@ def prefilling(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HandOver:
-    """seconds: from the request's arrival at decode to the first token that it samples, a step included.
-    num_bytes: what was moved for it. token_ids: all of the request.
+    """seconds: from the request's arrival at decode to the first token that it samples, including a step. num_bytes:
+    bytes moved for it. token_ids: all tokens of the request.
     """
 
     seconds: float
@@ -136,7 +136,7 @@ class HandOver:
 
 
 def hand_over(prefill: PrefillProcess, decode: EngineBench, request: GenerateRequest) -> HandOver:
-    """Prefill there, decode here.
+    """Prefill in the other process, decode in this one.
 
     Raises:
         RuntimeError: The KV did not come over.

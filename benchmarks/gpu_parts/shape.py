@@ -1,4 +1,6 @@
-"""The random Llama that runs on GPUs: what its steps read and multiply, and its files, made without transformers."""
+"""The random Llama that runs on GPUs: how much its steps read and multiply, and its files, written without
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ WEIGHT_STD = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
-    """A Llama with a head of its own."""
+    """A Llama with an output head that is not tied to the embedding."""
 
     num_layers: int
     hidden_size: int
@@ -34,23 +36,23 @@ class LlamaShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer's matrices."""
+        """Number of weights in one layer's matrices."""
         projections = (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         return self.hidden_size * (projections + 3 * self.intermediate_size)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of all layers, in 16 bits."""
+        """Bytes of one token's keys and values in all layers, in 16 bits."""
         return self.num_layers * 2 * self.num_kv_heads * self.head_dim * 2
 
     def step_bytes(self, *, batch: int, context: float) -> float:
-        """What a decode step has to read: every matrix once, and the keys and values of ``batch`` rows."""
+        """Bytes that a decode step has to read: every matrix once, and the keys and values of ``batch`` rows."""
         matrices = 2 * (self.num_layers * self.layer_parameters + self.vocab_size * self.hidden_size)
         return matrices + batch * context * self.kv_bytes_per_token
 
     def prefill_flops(self, num_tokens: int) -> float:
-        """What a prompt takes: the layers' matrices for each token, the head for the last one, and the scores and the
-        weighted sums of causal attention, half of a square each.
+        """Operations that a prompt takes: the layers' matrices for each token, the head for the last one, and the
+        scores and weighted sums of causal attention, half of a square each.
         """
         matrices = 2 * num_tokens * self.num_layers * self.layer_parameters
         attention = 2 * num_tokens**2 * self.num_heads * self.head_dim * self.num_layers
@@ -83,7 +85,7 @@ SHAPES = {
 
 @contextmanager
 def llama_directory(shape: LlamaShape, device: torch.device, *, kept: Path | None) -> Iterator[Path]:
-    """The model's directory: ``kept``, where it is written if it is not there, or a temporary one."""
+    """The model's directory: ``kept``, to which it is written if it is missing, or a temporary one."""
     if kept is None:
         with tempfile.TemporaryDirectory() as folder:
             write_llama(Path(folder), shape, device)

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 LOOKUP_TOKENS = 10
-"""The binding's default."""
+"""The default of the binding."""
 
 
 def write_gguf(model: Path, file: Path) -> None:
@@ -53,7 +53,7 @@ def write_gguf(model: Path, file: Path) -> None:
 
 
 class _Peer:
-    """The model, and one answer at a time."""
+    """The model, which generates one answer at a time."""
 
     def __init__(self, file: Path, *, num_threads: int, context_tokens: int, lookup: bool) -> None:
         from llama_cpp import Llama
@@ -70,7 +70,7 @@ class _Peer:
         )
 
     def answer(self, prompt: list[int], *, max_tokens: int, temperature: float, seed: int) -> list[int]:
-        """Token ids, without a stop."""
+        """Generate token ids, without stop conditions."""
         self._llama.set_seed(seed)
         self._llama.reset()
         tokens = self._llama.generate(prompt, temp=temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0)
@@ -98,7 +98,7 @@ def _handler(peer: _Peer) -> type[BaseHTTPRequestHandler]:
             self._send({"choices": [{"text": text}], "usage": {"completion_tokens": len(said)}})
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing: a line for each request would cost time."""
+            """Log nothing: a line for each request would cost time."""
 
         def _send(self, answer: object) -> None:
             content = json.dumps(answer).encode()
@@ -112,7 +112,7 @@ def _handler(peer: _Peer) -> type[BaseHTTPRequestHandler]:
 
 
 def main() -> None:
-    """Serve a model until the process is ended."""
+    """Serve a model until the process is stopped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--port", type=int, required=True)

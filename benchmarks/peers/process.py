@@ -20,23 +20,28 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / ".cache" / "peers"
 STOP_TIMEOUT_S = 30.0
 IDLE_PAUSE_S = 1.5
-"""vLLM's worker looks for more to do for 1 s without sleeping; who is measured next should not share a core with it."""
+"""vLLM's worker polls for more work for 1 s without sleeping; the next side to be measured should not share a core with
+it.
+"""
 
 
 def openvino_variables(num_threads: int) -> dict[str, str]:
-    """What tells its converters not to report their use."""
+    """Variables that stop OpenVINO's converters from reporting usage."""
     del num_threads  # its module passes them on
     return {"CI": "true", "NNCF_CI": "1"}
 
 
 def llama_cpp_variables(num_threads: int) -> dict[str, str]:
-    """None: its threads are told as options. It comes as source, and is built for this machine's instructions."""
+    """No variables: the number of threads is an option. The package is built from source for this machine's
+    instructions.
+    """
     del num_threads
     return {}
 
 
 def vllm_variables(num_threads: int) -> dict[str, str]:
-    """As vLLM's manual sets the CPU build up: every thread on its own core, and the OpenMP that its wheel brings.
+    """Settings from vLLM's manual for the CPU build: each thread on its own core, and the OpenMP that its wheel
+    includes.
 
     Left to itself it leaves a core idle, and says that it misses the preloaded library.
     """
@@ -55,7 +60,8 @@ def vllm_variables(num_threads: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A module of this package that serves the protocol (None: it serves HTTP only), and what its environment holds.
+    """A module of this package that implements the protocol (None: the peer only serves HTTP), and the packages of its
+    environment.
 
     ``unwanted`` packages come with the requirements, and fail to load where there is no CUDA.
     """
@@ -87,19 +93,19 @@ PEERS = {
 
 
 def peer_environment(name: str, num_threads: int) -> dict[str, str]:
-    """The variables that a peer's processes start with; nothing of Baton's own is on their path."""
+    """The environment variables of a peer's processes; nothing of Baton is on their path."""
     ours = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "LD_PRELOAD")}
     offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": str(num_threads)}
     return {**ours, **offline, **PEERS[name].variables(num_threads)}
 
 
 def engine_peers() -> list[str]:
-    """Those that ``PeerProcess`` runs."""
+    """The peers that ``PeerProcess`` runs."""
     return [name for name, peer in PEERS.items() if peer.module is not None]
 
 
 def has_exactly(python: Path, requirements: Sequence[str]) -> bool:
-    """True when an environment holds the versions that ``NAME==VERSION`` and ``NAME[EXTRA]==VERSION`` ask for."""
+    """True if an environment has the versions that ``NAME==VERSION`` and ``NAME[EXTRA]==VERSION`` require."""
     pins = {name.partition("[")[0]: version for name, _, version in (item.partition("==") for item in requirements)}
     code = "import sys, importlib.metadata as found; print(*(found.version(name) for name in sys.argv[1:]))"
     asked = subprocess.run([str(python), "-c", code, *pins], capture_output=True, text=True, check=False)
@@ -107,7 +113,7 @@ def has_exactly(python: Path, requirements: Sequence[str]) -> bool:
 
 
 def peer_python(name: str) -> Path:
-    """The interpreter of a peer's environment, made at the first call: several GB, and minutes."""
+    """The interpreter of a peer's environment, which the first call creates: several GB, and minutes."""
     directory = ENVIRONMENTS / name
     python = directory / "bin" / "python"
     done = directory / ".installed"
@@ -124,7 +130,7 @@ def peer_python(name: str) -> Path:
 
 
 class PeerProcess:
-    """One engine in its own process; measures as ``benchmarks.engine.Side`` does."""
+    """One engine in its own process; measures like ``benchmarks.engine.Side``."""
 
     def __init__(self, name: str, directory: Path, dtype: str, num_threads: int) -> None:
         module = PEERS[name].module

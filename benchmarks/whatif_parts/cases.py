@@ -1,4 +1,4 @@
-"""Loads on layouts of two threads: those that a calibration is fitted to, and six others that it is checked by."""
+"""Loads on layouts of two threads: those for fitting a calibration, and six others for checking it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from simulation.outcome import Outcome
 APART, UNIFIED = "apart:1+1", "unified:2"
 LAYOUTS = (APART, UNIFIED)
 CAPACITY = {"prompt_heavy": 2.4, "balanced": 4.2, "decode_heavy": 4.2}
-"""About what two workers of one thread each serve of a mix, in requests a second."""
+"""Approximate number of requests per second of a mix that two workers of one thread each can serve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One load: ``share`` of what the workers could serve."""
+    """One load, as a ``share`` of what the workers could serve."""
 
     name: str
     mix: str
@@ -30,7 +30,7 @@ class Case:
     seed: int
 
     def load(self, seconds: float) -> list[Arrival]:
-        """Its requests."""
+        """The requests of the load."""
         rates = {mix: self.share * rate for mix, rate in CAPACITY.items()}
         return make_load(LoadSpec(mix=self.mix, shape=self.shape, rates=rates, seconds=seconds, seed=self.seed))
 
@@ -53,7 +53,7 @@ CASES = {case.name: case for case in (*FITTED, *CHECKED)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a case's requests really got from a layout, and what its workers reported of themselves behind it."""
+    """The measured outcomes of a case's requests on a layout, and the reports of its workers afterwards."""
 
     layout: str
     case: str
@@ -66,12 +66,12 @@ _MEASURED = TypeAdapter(Measured)
 
 
 def save(measured: Sequence[Measured], file: Path) -> None:
-    """Write all of it as JSON, one run a line."""
+    """Write the runs as JSON, one per line."""
     file.write_text("".join(json.dumps(asdict(run)) + "\n" for run in measured))
 
 
 def read(files: Sequence[Path]) -> list[Measured]:
-    """What was saved.
+    """Read stored runs.
 
     Raises:
         SystemExit: A file is not there, or is none.

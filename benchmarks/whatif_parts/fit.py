@@ -1,4 +1,4 @@
-"""Fits a machine to what real requests got: its prices as deployed, and what hand-overs take."""
+"""Fits a machine to measured outcomes of requests: the prices of steps as deployed, and the cost of hand-overs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulation.outcome import Outcome, percentile
 
 FIRST_STEP = 1.25
 NUM_ROUNDS = 5
-"""Every knob is turned up or down by a factor while that helps; then by the root of that factor, and so on."""
+"""Every knob is multiplied or divided by a factor while that helps; then by the root of that factor, and so on."""
 
 SHARES: Mapping[str, Sequence[float]] = {"ttft": (0.5, 0.9), "hand_over": (0.5, 0.9), "gap": (0.5, 0.9, 0.99)}
 
@@ -25,19 +25,19 @@ ANSWER_PRICES = ("base_s", "row_s", "context_token_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """Something of a machine that is fitted, by a factor on it."""
+    """A property of a machine that is fitted, by a factor."""
 
     name: str
     turn: Callable[[Machine, float], Machine]
 
 
 def alone(names: Sequence[str]) -> Callable[[Machine, float], Machine]:
-    """Some prices of steps beside which nobody of the host computes."""
+    """A function that scales prices of steps during which no other worker of the host computes."""
     return lambda machine, by: replace(machine, step_time=scaled(machine.step_time, names, by))
 
 
 def shared(names: Sequence[str]) -> Callable[[Machine, float], Machine]:
-    """Some prices of steps beside another worker of the host."""
+    """A function that scales prices of steps during which another worker of the host computes."""
 
     def turn(machine: Machine, by: float) -> Machine:
         if machine.shared_step_time is None:
@@ -48,12 +48,12 @@ def shared(names: Sequence[str]) -> Callable[[Machine, float], Machine]:
 
 
 def scaled(model: StepTimeModel, names: Sequence[str], factor: float) -> StepTimeModel:
-    """The model with some prices at another scale."""
+    """The model with some prices scaled."""
     return replace(model, **{name: factor * getattr(model, name) for name in names})
 
 
 def transfer(name: str) -> Callable[[Machine, float], Machine]:
-    """Something of its reads of KV."""
+    """A function that scales a property of reads of KV."""
     return lambda machine, by: replace(
         machine, transfer=replace(machine.transfer, **{name: by * getattr(machine.transfer, name)})
     )
@@ -76,11 +76,11 @@ KNOBS = (
         ),
     ),
 )
-"""All that is fitted; what a machine does not have, a spread of 0 for instance, stays so."""
+"""All fitted properties; one that is 0 on a machine, such as a spread, stays 0."""
 
 
 def features(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """What is compared of a run, in seconds: first tokens, the gaps behind them, and all gaps."""
+    """The compared times of a run, in seconds: first tokens, the gaps after them, and all gaps."""
     values = {
         "ttft": [outcome.ttft_s for outcome in outcomes],
         "hand_over": [outcome.gaps_s[0] for outcome in outcomes if outcome.gaps_s],
@@ -90,7 +90,7 @@ def features(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def distance(machine: Machine, runs: Sequence[Measured]) -> float:
-    """How far predictions are from what was measured: the mean size of the logarithms of their ratios."""
+    """The error of predictions: the mean absolute logarithm of the ratios of predicted to measured times."""
     sizes: list[float] = []
     for run in runs:
         real, virtual = features(run.outcomes), features(predicted(run, machine))
@@ -99,7 +99,7 @@ def distance(machine: Machine, runs: Sequence[Measured]) -> float:
 
 
 def fit_machine(machine: Machine, runs: Sequence[Measured], knobs: Sequence[Knob] = KNOBS) -> Machine:
-    """The machine with its knobs as they bring predictions nearest to some runs."""
+    """The machine with the knobs for which predictions are closest to some runs."""
     best, least = machine, distance(machine, runs)
     for number in range(NUM_ROUNDS):
         step = FIRST_STEP ** (0.5**number)

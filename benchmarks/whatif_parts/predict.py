@@ -1,4 +1,4 @@
-"""What is predicted of the requests of a real run."""
+"""Predictions for the requests of a real run."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ from simulation.whatif.layouts import parse_layout
 
 
 def predicted(run: Measured, machine: Machine) -> Sequence[Outcome]:
-    """What the same requests at the same times get from such workers, virtually."""
+    """Simulate the same requests at the same times with these workers."""
     return simulate(parse_layout(run.layout, machine, NO_PROMISE), CASES[run.case].load(run.seconds)).outcomes

@@ -1,4 +1,4 @@
-"""Real runs: a cluster of a layout, and the requests of cases at their times."""
+"""Real runs: a cluster with a layout, and the requests of cases at their times."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WARM_UP_S = 4.0
 
 
 def measure(layout: str, cases: Sequence[Case], model: Path, *, seconds: float) -> Iterator[Measured]:
-    """Serve some loads one after the other by one cluster, behind requests that do not count."""
+    """Serve loads one after the other with one cluster, after requests that do not count."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump({"model": str(model), "max_model_len": CPU_CORE.max_model_len, **SETTINGS[layout]}, file)
         file.flush()
