@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ManualClock:
-    """Call it for the time."""
+    """A clock: calling it returns the time."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

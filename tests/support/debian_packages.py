@@ -1,4 +1,4 @@
-"""Programs that tests need, out of Debian's packages."""
+"""Programs from Debian packages that tests need."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 INSTALL_TIMEOUT_S = 300.0
 
 CHROMIUM = Path("/usr/bin/chromium")
-"""What the package chromium brings."""
+"""The executable of the package chromium."""
 
 
 def install(packages: Sequence[str]) -> str | None:
-    """Install Debian packages without starting their services; why that failed, if it did. Needs root."""
+    """Install Debian packages without starting their services; returns the reason if that failed. Needs root."""
     if shutil.which("apt-get") is None:
         return f"with something else than apt-get: {' '.join(packages)}"
     policy = Path("/usr/sbin/policy-rc.d")

@@ -16,9 +16,9 @@ class LoopTime:
         self._loop.time = self  # type: ignore[method-assign]
 
     def __call__(self) -> float:
-        """What the loop sees."""
+        """The time that the event loop sees."""
         return self._time() + self._added_s
 
     def advance(self, by_s: float) -> None:
-        """Let that much more time have passed: all that waited until then goes on at the loop's next turn."""
+        """Advance the time: timers up to then fire in the loop's next iteration."""
         self._added_s += by_s

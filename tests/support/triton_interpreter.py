@@ -1,4 +1,4 @@
-"""A process in which Triton interprets kernels, on the CPU: it decides when it is imported whether it does."""
+"""A process in which Triton interprets kernels on the CPU; it decides on import whether it does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ where it stands in its matrix. GPUs do not, nor does this one, which every x86-6
 
 
 def interpret(module: str, cases: Sequence[object], directory: Path) -> list[Any]:
-    """What ``python -m MODULE QUESTIONS ANSWERS`` says of cases: it reads them from one file, and writes the other."""
+    """The results of ``python -m MODULE QUESTIONS ANSWERS`` for some cases, which it reads from one file; it writes the
+    results to another.
+    """
     questions, answers = directory / "cases", directory / "outputs"
     torch.save(cases, questions)
     subprocess.run(

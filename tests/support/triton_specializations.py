@@ -1,4 +1,6 @@
-"""For which arguments Triton would compile a kernel anew, seen without a GPU: launches are noted instead of made."""
+"""Finds the arguments for which Triton would compile a kernel again, without a GPU: launches are recorded instead of
+executed.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,14 @@ TARGET = GPUTarget("cuda", 90, 32)
 
 
 class NotedKernel:
-    """Stands for a kernel. ``seen``: a key for each that a GPU would have to have compiled."""
+    """A fake kernel. ``seen`` has a key for each variant that a GPU would have to compile."""
 
     def __init__(self, kernel: JITFunction[Any]) -> None:
         self.seen: set[str] = set()
         self._bind = create_function_from_signature(kernel.signature, kernel.params, make_backend(TARGET))
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        """The launch over a grid."""
+        """A launch over a grid."""
 
         def launch(*args: object, **kwargs: object) -> None:
             _, specialization, options = self._bind(*args, **kwargs, debug=False, instrumentation_mode="")
@@ -32,7 +34,7 @@ class NotedKernel:
 
 
 def note_launches(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str) -> list[NotedKernel]:
-    """Put stand-ins in the place of a module's kernels."""
+    """Replace a module's kernels by fakes."""
     kernels = [NotedKernel(getattr(module, name)) for name in names]
     for name, kernel in zip(names, kernels, strict=True):
         monkeypatch.setattr(module, name, kernel)

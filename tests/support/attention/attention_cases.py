@@ -1,4 +1,5 @@
-"""Hypothesis-made batches for attention backends: paged, grouped, windowed, chunks and decodes mixed."""
+"""Random batches for attention backends, made by hypothesis: paged, grouped, windowed, with chunks and decodes
+mixed."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ NUM_LAYERS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCase:
-    """The shape of one call: ``lengths`` are pairs of positions already in the cache and tokens computed now.
+    """The shape of one call: ``lengths`` has a pair for each request, its positions already in the cache and its tokens
+    computed now.
 
     has_groups: the other layer has another window, so that each of the two is a KV cache group of its own.
     relative_scale: the scale of scores, as a part of the usual one.
@@ -45,7 +47,7 @@ class AttentionCase:
 
     @property
     def num_parts(self) -> int:
-        """What is cached of a token in each layer."""
+        """The number of parts that are cached of each token and layer: keys and values, or latents."""
         return KEYS_AND_VALUES if self.value_size is None else LATENTS
 
     @property
@@ -58,7 +60,7 @@ class AttentionCase:
 
     @property
     def spec(self) -> AttentionSpec:
-        """How the layer attends."""
+        """The attention of the layer."""
         return AttentionSpec(
             scale=self.relative_scale / math.sqrt(self.head_dim),
             rope=RopeConfig(),
@@ -70,7 +72,7 @@ class AttentionCase:
 
     @property
     def attention_layer(self) -> AttentionLayer:
-        """The layer that attends."""
+        """The layer under test."""
         group = next(number for number, group in enumerate(self.groups) if self.layer in group.layers)
         num_heads = self.num_kv_heads * self.group
         sinks = torch.randn(num_heads, generator=torch.Generator().manual_seed(self.seed)) if self.has_sinks else None
@@ -80,7 +82,7 @@ class AttentionCase:
 
     @property
     def max_num_tokens(self) -> int:
-        """Positions of the longest request."""
+        """The number of positions of the longest request."""
         return max(history + new for history, new in self.lengths)
 
 
@@ -94,7 +96,7 @@ def attention_cases(*, is_plain: bool = False, has_latents: bool = False) -> st.
 
 
 def _with_latents(case: AttentionCase) -> AttentionCase:
-    """The same with one latent for all of more heads."""
+    """The same case with one latent shared by all of a larger number of heads."""
     value_size = 3 * case.head_dim // 4
     return dataclasses.replace(case, num_kv_heads=1, group=5 * case.num_kv_heads * case.group, value_size=value_size)
 
@@ -121,7 +123,7 @@ def _cases(*, is_plain: bool) -> st.SearchStrategy[AttentionCase]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionInputs:
-    """A case filled with numbers. Everything in the cache that no request may see is NaN."""
+    """A case filled with numbers. Whatever no request may read is NaN in the cache."""
 
     blocks: torch.Tensor
     batch: AttentionBatch
@@ -131,7 +133,7 @@ class AttentionInputs:
     layout: KVLayout
 
     def new_cache(self) -> KVCache:
-        """A cache with the case's content, to be written by one backend."""
+        """A cache with the case's content, for one backend to write to."""
         cache = KVCache(self.layout, num_blocks=len(self.blocks), dtype=self.blocks.dtype, device=self.blocks.device)
         cache.blocks.copy_(self.blocks)
         return cache

@@ -1,4 +1,4 @@
-"""A device without a GPU that captures work by writing it down, and holds each replay to what was written."""
+"""A device without a GPU that captures work by recording its operators, and compares each replay with the recording."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.support.attention.varlen_double import VarlenDouble, kernels_over
 
 
 class FakeEvent:
-    """Passed when it was waited for."""
+    """Completes when it is waited for."""
 
     def __init__(self) -> None:
         self.is_pending = False
 
     def record(self) -> None:
-        """See ``Event``. Nobody may copy from a staging whose last copy may still be under way."""
+        """See ``Event``. A staging buffer must not be reused while its last copy may still run."""
         assert not self.is_pending, "the host memory was written to before its copy was waited for"
         self.is_pending = True
 
@@ -33,7 +33,7 @@ class FakeEvent:
 
 
 class FakeGraph:
-    """Work that is done again, and must do the same to the same memory: only what lies there may have changed."""
+    """Recorded work. A replay must do the same to the same memory; only the memory's content may have changed."""
 
     def __init__(self, device: FakeGraphDevice, work: Work, trace: GraphTrace, output: torch.Tensor) -> None:
         self._device = device
@@ -74,11 +74,11 @@ class FakeGraphDevice:
 
     @property
     def num_replays(self) -> dict[int, int]:
-        """How often the graph of each batch size was replayed, those that were."""
+        """How often the graph of each batch size was replayed, without those that never were."""
         return {size: graph.num_replays for size, graph in self.graphs.items() if graph.num_replays}
 
     def trace(self, work: Work) -> tuple[torch.Tensor, GraphTrace]:
-        """Do some work and write it down."""
+        """Run work and record it."""
         with GraphTrace() as trace:
             self._current = trace
             output = work()
@@ -106,7 +106,7 @@ class FakeGraphDevice:
         self.graphs.clear()
 
     def memory_use(self) -> MemoryUse:
-        """See ``GraphDevice``. For each graph the driver takes a tenth of its bytes more."""
+        """See ``GraphDevice``. The driver uses another tenth of each graph's bytes."""
         self._others_bytes += self._others_take
         own = sum(self._taken)
         return MemoryUse(own_bytes=own, device_bytes=own + own // 10 + self._others_bytes)
@@ -120,7 +120,7 @@ class FakeGraphDevice:
         return FakeEvent()
 
     def traced(self, kernel: VarlenKernel) -> VarlenKernel:
-        """A kernel as a graph sees it: one operator, whatever it looks at inside."""
+        """A kernel as a graph sees it: a single operator, whatever it does inside."""
 
         def call(
             query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shape: VarlenShape, spec: AttentionSpec
@@ -137,7 +137,7 @@ class FakeGraphDevice:
         return call
 
     def attention(self, cache: KVCache, *, block_multiple: int = 1) -> CUDAAttention:
-        """The GPU's attention, over a kernel that computes what its documentation says."""
+        """The GPU's attention, over a kernel that computes what the real one's documentation says."""
         kernel = self.traced(VarlenDouble(block_multiple=block_multiple))
         return CUDAAttention(cache, kernels=kernels_over(kernel, cache))
 

@@ -1,4 +1,4 @@
-"""What a piece of torch work does, written down so that two runs of it can be compared."""
+"""Records the operators of torch work, so that two runs can be compared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 
 class GraphTrace(TorchDispatchMode):
-    """Every operator with its arguments, while it is entered.
+    """While it is entered, records every operator with its arguments.
 
     A tensor that the work did not make itself is written down by its address: a graph would go on reading there. One
     that it did make is written down by what made it, numbers by their value.
@@ -28,7 +28,7 @@ class GraphTrace(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operator, and write it down."""
+        """Run an operator, and record it."""
         if self._is_paused:
             return func(*args, **(kwargs or {}))
         described = tree_map(self._describe, (args, kwargs or {}))
@@ -38,7 +38,9 @@ class GraphTrace(TorchDispatchMode):
 
     @contextmanager
     def opaque(self, name: str, *arguments: object) -> Iterator[Callable[[torch.Tensor], None]]:
-        """Write down what happens within as one operator; its result is handed to what this yields."""
+        """Record everything inside the block as one operator. The operator's result is passed to the function that is
+        yielded.
+        """
         described = tree_map(self._describe, arguments)
         self._is_paused = True
         try:

@@ -1,5 +1,5 @@
-"""The kernel for decode rows as Triton's interpreter runs it, on the CPU; in a process of its own, because Triton
-decides when it is imported whether it interprets.
+"""Runs the kernel for decode rows in Triton's interpreter, on the CPU, in a process of its own: Triton decides on
+import whether it interprets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class DecodeCase:
     window: int | None = None
 
     def attend(self, kernel: VarlenKernel, *, num_rows: int | None = None, hides_blocks: bool = False) -> torch.Tensor:
-        """The outputs of the first ``num_rows`` rows. Blocks lie scattered, and what pads tables holds no number.
+        """The outputs of the first ``num_rows`` rows. Blocks are scattered, and the padding of tables contains no valid
+        block ids.
 
         hides_blocks: neither does what stands in tables before the window.
         """
@@ -64,12 +65,12 @@ class DecodeCase:
 
 
 def interpret(cases: list[tuple[DecodeCase, int | None]], directory: Path) -> list[torch.Tensor]:
-    """What the kernel says of each case and number of rows."""
+    """The kernel's outputs for each case and number of rows."""
     return triton_interpreter.interpret(__name__, cases, directory)
 
 
 def main() -> None:
-    """Answer all questions."""
+    """Answer all questions on standard input."""
     from engine.attention.paged_decode import paged_decode
 
     questions, answers = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""A stand-in for FlashAttention's variable-length kernel that runs on the CPU, as its documentation describes it."""
+"""A replacement of FlashAttention's variable-length kernel that runs on the CPU and follows its documentation."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from engine.layers.attention_spec import AttentionSpec
 
 
 def kernels_over(kernel: VarlenKernel, cache: KVCache, *, decode: VarlenKernel | None = None) -> CUDAKernels:
-    """The kernels of a GPU that has one alone, or one beside it for decode rows."""
+    """The kernels of a GPU with a single kernel, or with a second one for decode rows."""
     candidates = KernelCandidates(packed=(kernel,), paged=(kernel,), decode=() if decode is None else (decode,))
     return choose_kernels(cache.layout, cache.blocks.dtype, cache.blocks.device, candidates)
 
 
 class DecodeDouble:
-    """One for decode rows alone. num_rows: how many each call was given."""
+    """A kernel for decode rows only. num_rows: the number of rows of each call."""
 
     def __init__(self) -> None:
         self._double = VarlenDouble(block_multiple=1)
@@ -36,7 +36,7 @@ class DecodeDouble:
 
 
 class VarlenDouble:
-    """Refuses blocks whose size is no multiple of ``block_multiple``, as FlashAttention 2 does with 256.
+    """Refuses blocks whose size is not a multiple of ``block_multiple``, as FlashAttention 2 does with 256.
 
     num_keys: how many keys each call was given back to back.
     """

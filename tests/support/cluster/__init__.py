@@ -1,1 +1,1 @@
-"""Real clusters, and who uses or attacks them."""
+"""Real clusters, their clients, and attackers."""

@@ -1,4 +1,4 @@
-"""Client libraries that people have, each asked the same way: a chat, a stream, a turn sent back, and its errors."""
+"""Popular client libraries, each asked the same way: a chat, a stream, a turn sent back, and its errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ClientLibrary:
 
 
 def openai_library(url: str, model: str) -> ClientLibrary:
-    """The official client, whose answers are sent back as the objects that they are."""
+    """The official client. Its answers are sent back as the objects that it returned."""
     import openai
 
     client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=TIMEOUT_S)
@@ -182,6 +182,6 @@ LIBRARIES: dict[str, Callable[[str, str], ClientLibrary]] = {
 
 
 def make_library(name: str, url: str, model: str) -> ClientLibrary:
-    """A library that asks a cluster for a model."""
+    """A client library, configured for a cluster and a model."""
     os.environ.update(QUIET)
     return LIBRARIES[name](url, model)

@@ -29,8 +29,9 @@ POLL_PERIOD_S = 0.1
 
 
 class ClusterProcess:
-    """One `baton serve`, or another command that takes its time. Its output, its sockets and its logs lie in a folder
-    that it must leave empty."""
+    """One `baton serve`, or another long-running command. Its output, sockets and logs are in a folder that it must
+    leave empty.
+    """
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class ClusterProcess:
         environment: Mapping[str, str] | None = None,
         group: int | None = None,
     ) -> None:
-        """Start it from a configuration; or from a sample file, with what is in the configuration as flags.
+        """Start it with a configuration, or with a sample file and the configuration as flags.
 
         Unless it says otherwise roles are fixed: a test knows beforehand that a request is handed over, and to whom.
         Root may name the ``group`` in which it runs.
@@ -83,14 +84,16 @@ class ClusterProcess:
         return (self.folder / "log").read_text(errors="replace")
 
     def wait_until_ready(self) -> None:
-        """Return when `/ready` says so, and `baton serve` knows it, which exits otherwise if it is stopped before."""
+        """Return once `/ready` says so and `baton serve` has noticed it: if it is stopped before that, its exit code
+        differs.
+        """
         with httpx.Client(timeout=ANSWER_TIMEOUT_S, trust_env=False) as client:
             self._wait(lambda: is_ready(client, self.url), "ready")
         if self._is_serving:
             self.wait_for_output("Press Ctrl-C to stop")
 
     def wait_until_pools_have(self, number: int) -> None:
-        """Return when the router sees so many workers of each kind: it is ready with one."""
+        """Return once the router sees this many workers of each role; it is ready with one."""
         self._wait(lambda: all(len(pool) >= number for pool in self._pools()), f"{number} workers of each kind")
 
     def _pools(self) -> list[Any]:
@@ -119,7 +122,7 @@ class ClusterProcess:
         return [command, *command.children(recursive=True)]
 
     def process_named(self, name: str) -> psutil.Process:
-        """The first of them that is called so. Others may end while they are looked at."""
+        """The first of these processes with that name. Others may end meanwhile."""
         for process in self.processes():
             with suppress(psutil.NoSuchProcess):
                 if process.name() == name:
@@ -132,7 +135,7 @@ class ClusterProcess:
         return self._process.wait(STOP_TIMEOUT_S)
 
     def close(self) -> None:
-        """Kill what is left, and remove the folder. The last resort of a test that failed."""
+        """Kill what remains, and remove the folder: only needed when a test failed."""
         if self._process.poll() is None:
             for process in self.processes():
                 with suppress(psutil.NoSuchProcess):
@@ -155,7 +158,7 @@ class ClusterProcess:
 def running_cluster(
     sample: Path | None = None, environment: Mapping[str, str] | None = None, **config: Any
 ) -> Iterator[ClusterProcess]:
-    """A cluster that is ready; afterwards it is stopped as by Ctrl-C, and must have left nothing behind."""
+    """A cluster that is ready. Afterwards it is stopped with Ctrl-C, and must leave nothing behind."""
     cluster = ClusterProcess(config, sample=sample, environment=environment)
     try:
         cluster.wait_until_ready()
@@ -169,7 +172,7 @@ def running_cluster(
 
 
 def assert_left_nothing(cluster: ClusterProcess, processes: list[psutil.Process]) -> None:
-    """No process of the cluster lives, and its session folder is empty."""
+    """Check that no process of the cluster lives, and that its session folder is empty."""
     alive = [process for process in processes if _is_alive(process)]
     assert not alive, f"left running: {alive}\n{cluster.log}"
     left = sorted(str(path) for path in cluster.session_folder.iterdir())
@@ -186,7 +189,7 @@ def _is_alive(process: psutil.Process) -> bool:
 def run_baton(
     *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command that ends by itself."""
+    """Run a command to its end."""
     return subprocess.run(
         [str(BATON), *arguments],
         capture_output=True,

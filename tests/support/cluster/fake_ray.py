@@ -1,4 +1,4 @@
-"""A Ray with Serve in this process, as the commands see it: its store, its drivers, one machine, its applications.
+"""A fake of Ray and Serve in this process, as commands see them: a store, drivers, one machine, applications.
 
 Stands in at what we call of Ray and of Serve. Nothing starts; what becomes of an application is said beforehand.
 """
@@ -42,7 +42,7 @@ class FakeStore:
         return self.values.get(key)
 
     def internal_kv_put(self, key: bytes, value: bytes, overwrite: bool, namespace: bytes) -> int:
-        """How many keys were added."""
+        """Set a value; returns the number of added keys."""
         self.before_each()
         is_new = key not in self.values
         if is_new or overwrite:
@@ -50,7 +50,7 @@ class FakeStore:
         return int(is_new)
 
     def internal_kv_del(self, key: bytes, del_by_prefix: bool, namespace: bytes) -> int:
-        """How many keys were removed."""
+        """Delete keys; returns the number of removed keys."""
         self.before_each()
         gone = [name for name in self.values if (name.startswith(key) if del_by_prefix else name == key)]
         for name in gone:
@@ -58,13 +58,13 @@ class FakeStore:
         return len(gone)
 
     def internal_kv_keys(self, prefix: bytes, namespace: bytes) -> list[bytes]:
-        """The keys that begin so."""
+        """The keys with a prefix."""
         self.before_each()
         return [name for name in self.values if name.startswith(prefix)]
 
 
 class FakePools:
-    """The pools of Serve's application, and how many replicas each is to have, by Ray's own rule.
+    """The pools of Serve's application, and the number of replicas that each should have, by Ray's own rule.
 
     told: what Serve got last of each pool.
     targets: how many replicas there are to be; a test changes it as an autoscaler does.
@@ -79,7 +79,7 @@ class FakePools:
         self._autoscaling: dict[str, DeploymentAutoscalingState] = {}
 
     def take(self, graph: Any) -> None:
-        """Be told what to run."""
+        """Deploy a graph."""
         for role in ROLES:
             deployment = graph._bound_deployment.init_kwargs[role]._bound_deployment
             self.told[role] = config = deployment._deployment_config
@@ -98,16 +98,16 @@ class FakePools:
         return self._autoscaling.setdefault(role, new).register(info, self.targets.get(role, 0))
 
     def details(self) -> Mapping[str, Any]:
-        """As in what Serve's controller tells of an application."""
+        """The pools in the format of Serve's controller."""
         listed = {} if self.is_building else self.targets
         return {role: {"target_num_replicas": number} for role, number in listed.items()}
 
     def infos(self) -> Mapping[DeploymentID, tuple[DeploymentInfo, None]]:
-        """What Serve was told last of each deployment."""
+        """The information that Serve got last for each deployment."""
         return {DeploymentID(role, APP_NAME): (info, None) for role, info in self._infos.items()}
 
     def running(self) -> Mapping[DeploymentID, Sequence[None]]:
-        """The replicas that run: all of them."""
+        """The running replicas, which are all of them."""
         return {DeploymentID(role, APP_NAME): (None,) * number for role, number in self.targets.items()}
 
 
@@ -134,19 +134,19 @@ class FakeRay:
         self._num_jobs = 0
 
     def connect(self, **_options: Any) -> None:
-        """Become a driver."""
+        """Connect as a driver."""
         self._num_jobs += 1
         self._job_id = f"{self._num_jobs:08x}"
         self.living.add(self._job_id)
 
     def disconnect(self) -> None:
-        """Stop being one."""
+        """Disconnect the driver."""
         self.living.discard(self._job_id or "")
         self._job_id = None
 
     @contextmanager
     def other_driver(self) -> Iterator[None]:
-        """What happens in this block, another process does; ours is still connected afterwards."""
+        """Run the block as another process would; afterwards our driver is connected again."""
         ours, self._job_id = self._job_id, None
         try:
             yield
@@ -154,14 +154,14 @@ class FakeRay:
             self._job_id = ours
 
     def run(self, graph: Any, *, name: str, **_options: Any) -> None:
-        """Take an application."""
+        """Deploy an application."""
         self.told.append(graph._bound_deployment.init_args[0])
         self.pools.take(graph)
         self.applications[name] = self.outcomes.pop(0) if self.outcomes else RUNNING
         self.on_run()
 
     def status(self) -> Any:
-        """What Serve says of its applications."""
+        """The status of the applications, as Serve reports it."""
         self.on_status()
         overviews = {
             name: ApplicationStatusOverview(status=status, message="", last_deployed_time_s=0, deployments={})
@@ -170,7 +170,7 @@ class FakeRay:
         return SimpleNamespace(applications=overviews)
 
     def start_serve(self, http_options: Any, *_more: Any) -> tuple[Any, tuple[str, ...]]:
-        """Start Serve's controller; and what to wait for until its proxy listens, which it does at once."""
+        """Start Serve's controller; also returns what to wait for until its proxy listens, which is immediately."""
         controller = SimpleNamespace(
             get_serve_instance_details=SimpleNamespace(remote=self._details),
             list_deployments_internal=SimpleNamespace(remote=lambda: self.pools.infos()),
@@ -181,21 +181,21 @@ class FakeRay:
         return self.client, ("proxy",)
 
     def _details(self) -> Mapping[str, Any]:
-        """What Serve's controller tells in all."""
+        """Everything that Serve's controller reports."""
         return {"applications": {name: {"deployments": self.pools.details()} for name in self.applications}}
 
     def shut_down_serve(self) -> None:
-        """End Serve with all that it runs."""
+        """Shut Serve down with everything that it runs."""
         self.applications.clear()
         self.pools = FakePools()
         self.client = None
 
     def come_up(self) -> None:
-        """What was starting runs."""
+        """Let everything that is starting run."""
         self.applications[APP_NAME] = RUNNING
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        """Stand in for Ray and for Serve."""
+        """Replace Ray and Serve."""
         machine = {"Alive": True, "NodeManagerAddress": "10.0.0.10", "Resources": {"CPU": 8.0, "memory": 64.0 * 2**30}}
         context = SimpleNamespace(get_job_id=lambda: self._job_id)
         names = [f"{number:08x}" for number in range(1, 100)]
@@ -221,13 +221,13 @@ class FakeRay:
 
 
 def _get(references: Any, **_options: Any) -> Any:
-    """What a controller answered, and that every proxy listens."""
+    """Resolve references: the controller's answers, and that every proxy listens."""
     return [answer if isinstance(answer, Mapping) else None for answer in references]
 
 
 @contextmanager
 def fake_ray() -> Iterator[FakeRay]:
-    """A Ray on which nothing runs; signal handlers that commands install go with it."""
+    """A Ray on which nothing runs. Signal handlers that commands install are removed afterwards."""
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     fake = FakeRay()
     with pytest.MonkeyPatch.context() as patch:

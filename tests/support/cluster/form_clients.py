@@ -1,4 +1,4 @@
-"""Client libraries that ask for typed answers, and agents that run to their end: all return what the library read."""
+"""Client libraries that ask for typed answers, and agents that run to their end: all return what the library parsed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def openai_responses(url: str, model: str) -> dict[str, Any]:
 
 
 def openai_responses_tools(url: str, model: str) -> dict[str, Any]:
-    """Responses that call a tool, in one piece and streamed; its result goes to the response that follows on."""
+    """Responses that call a tool, unstreamed and streamed; the call's result is sent in a response that continues the
+    first.
+    """
     import openai
 
     client = openai_client(url)

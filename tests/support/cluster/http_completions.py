@@ -1,4 +1,4 @@
-"""Completions over HTTP as the tests of a running cluster ask for them: token ids in, token ids out."""
+"""Completions over HTTP for tests of a running cluster: token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def _complete(
 
 
 def read_status(url: str) -> dict[str, Any]:
-    """What ``/status`` says now."""
+    """The current answer of ``/status``."""
     response = httpx.get(f"{url}/status", timeout=TIMEOUT_S, trust_env=False)
     assert response.status_code == httpx.codes.OK, response.text
     status: dict[str, Any] = response.json()
@@ -55,7 +55,7 @@ def read_status(url: str) -> dict[str, Any]:
 
 
 def wait_for_rest(url: str) -> dict[str, Any]:
-    """The status once nothing is in progress (``assert_at_rest``), or as it is when that does not become so.
+    """The status once nothing is in progress (``assert_at_rest``), or the last one if that does not happen in time.
 
     A client has its answer a moment before the workers are told that it is over, and hear that its blocks were read.
     Where clients left, call it in a thread: their connections are closed by their event loop.
@@ -67,7 +67,7 @@ def wait_for_rest(url: str) -> dict[str, Any]:
 
 
 def is_at_rest(status: dict[str, Any]) -> bool:
-    """Whether no router and no worker has anything to do, or holds anything."""
+    """True if no router and no worker has work, or holds anything."""
     rows = (*status["pools"]["prefill"], *status["pools"]["decode"])
     return not (
         any(router["server_load"] for router in status["routers"])
@@ -77,7 +77,7 @@ def is_at_rest(status: dict[str, Any]) -> bool:
 
 
 def assert_at_rest(status: dict[str, Any]) -> None:
-    """I2: no worker runs, waits for, loads, or holds anything."""
+    """I2: no worker runs, waits for, loads or holds anything."""
     for replica in (*status["pools"]["prefill"], *status["pools"]["decode"]):
         assert {name: replica[name] for name in HELD} == dict.fromkeys(HELD, 0), replica
         assert replica["num_free_blocks"] == replica["num_blocks"], replica

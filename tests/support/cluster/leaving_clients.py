@@ -1,4 +1,4 @@
-"""Clients that open a connection, ask for something long, and are gone at some moment: raw sockets, no manners."""
+"""Clients that ask for something long over a raw socket, and disconnect at different moments without saying so."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ EVENT = b"data: "
 
 @dataclass(slots=True)
 class Crowd:
-    """What became of the clients: how many left at each moment, and how many got what they did not ask for."""
+    """The outcomes of the clients: how many left at each moment, and how many got something that they did not ask
+    for."""
 
     left: Counter[Moment] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
@@ -58,7 +59,7 @@ class _Client:
         self._source = source
 
     async def live(self, host: str, port: int, crowd: Crowd) -> None:
-        """Ask, wait for the moment, leave."""
+        """Send a request, wait for the moment, and leave."""
         try:
             async with asyncio.timeout(CLIENT_TIMEOUT_S):
                 await asyncio.sleep(self._source.random())
@@ -93,7 +94,7 @@ class _Client:
                 await reader.readuntil(EVENT)
 
     def _leave(self, writer: asyncio.StreamWriter) -> None:
-        """Half of them politely, half by a reset, as when a process dies."""
+        """Half of the clients close the connection, half reset it, as when a process dies."""
         if self._source.random() < 0.5:
             peer: socket.socket | None = writer.get_extra_info("socket")
             if peer is not None:

@@ -1,4 +1,4 @@
-"""What another user of this machine can do to a process. Tried as root; anybody else looks at the permissions."""
+"""What another user of this machine can do to a process. As root this is tried; otherwise permissions are checked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOBODY = 65534
 
 
 def as_nobody(script: str, *arguments: str) -> str:
-    """What a script prints that goes on as another user. Only root can become one."""
+    """The output of a script that continues as another user. Only root can become one."""
     run = subprocess.run(
         [sys.executable, "-c", _BECOME_NOBODY + script, *arguments],
         capture_output=True,
@@ -23,7 +23,7 @@ def as_nobody(script: str, *arguments: str) -> str:
 
 
 def segments_of(pid: int) -> list[Path]:
-    """The links of a process to the memory that UCX shares with others."""
+    """Links of a process to memory that UCX shares between processes."""
     links = [link for link in Path(f"/proc/{pid}/fd").iterdir() if "ucx_shm" in _target(link)]
     assert links, "it shares no memory"
     return links

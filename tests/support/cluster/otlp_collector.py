@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry's spans: takes OTLP over HTTP on a free port, and keeps what comes."""
+"""A collector of OpenTelemetry spans: receives OTLP over HTTP on a free port, and stores what arrives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """A span as it came. Ids are in hexadecimal; ``parent_id`` is empty where it has none."""
+    """A received span. Ids are hexadecimal; ``parent_id`` is empty if there is none."""
 
     name: str
     kind: str
@@ -38,13 +38,13 @@ class Collected:
 
     @property
     def role(self) -> str:
-        """Of the process that made it."""
+        """The role of the process that made the span."""
         return str(self.resource["baton.role"])
 
 
 @dataclass(slots=True)
 class Collector:
-    """What came so far; ``path`` is where the last of it was sent to."""
+    """The received spans; ``path`` is the path of the last request."""
 
     url: str
     spans: list[Collected] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Collector:
     _came: threading.Condition = field(default_factory=threading.Condition)
 
     def take(self, request: ExportTraceServiceRequest, path: str) -> None:
-        """Keep what was sent."""
+        """Store the spans of a request."""
         with self._came:
             self.path = path
             for of_resource in request.resource_spans:
@@ -92,7 +92,7 @@ def running_collector() -> Iterator[Collector]:
             self.wfile.write(answer)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nobody reads it."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         collector = Collector(url=f"http://127.0.0.1:{server.server_address[1]}")

@@ -1,4 +1,4 @@
-"""TCP ports for what a test starts."""
+"""TCP ports for processes that tests start."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import secrets
 import socket
 
 PORTS = range(20_000, 32_000)
-"""Above the ports that Ray gives its workers by default, below those that Linux gives to whoever names none."""
+"""Above the ports that Ray assigns to its workers by default, and below Linux's ephemeral ports."""
 
 MAX_ATTEMPTS = 100
 
 
 def free_port() -> int:
-    """A port of the loopback address that is free now, and that nobody gets who does not ask for it by number.
+    """A free port of the loopback address that the system does not assign to others by itself.
 
     A port that the system chose could be given to a connection of a test that runs beside this one, in the seconds
     until the server that it is meant for listens.

@@ -1,4 +1,4 @@
-"""A random checkpoint with all that a cluster needs: weights, tokenizer and chat template."""
+"""A random checkpoint with everything that a cluster needs: weights, tokenizer and chat template."""
 
 from __future__ import annotations
 

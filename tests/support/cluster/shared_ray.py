@@ -1,4 +1,4 @@
-"""A Ray that runs on its own, as an operator would start it."""
+"""A Ray that runs independently, as an operator would start it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SERVE = Path(sys.executable).parent / "serve"
 START_TIMEOUT_S = 240.0
 START_ATTEMPTS = 3
 ORPHAN_TIMEOUT_S = 5.0
-"""For what outlives the Ray that it belonged to: a replica of Serve would drain for 30 s, for nobody."""
+"""For processes that outlive their Ray: a replica of Serve would otherwise drain for 30 s for nobody."""
 
 SECOND_NODE_IP = "127.0.0.2"
 
@@ -35,7 +35,7 @@ PORTS_OF_A_NODE = ("--min-worker-port=0", "--max-worker-port=0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedRayProcess:
-    """Where it listens, and what a client needs in its environment."""
+    """A running Ray: its address, and the environment variables that clients need."""
 
     process: psutil.Process
     address: str
@@ -43,7 +43,7 @@ class SharedRayProcess:
     logs: Path
 
     def said(self, *words: str) -> list[str]:
-        """The lines with one of these words that routers and workers logged, in the order of their times."""
+        """Logged lines of routers and workers that contain one of these words, in order of time."""
         found: set[str] = set()
         for log in self.logs.glob("worker-*.err"):
             with contextlib.suppress(OSError):  # it was rotated just now
@@ -60,7 +60,7 @@ class SharedRayProcess:
         return names
 
     def wait_until_serve_is_gone(self) -> None:
-        """Return when no process of Serve lives; its controller outlives the call that shuts it down by a moment."""
+        """Return once no process of Serve lives; its controller briefly outlives the call that shuts it down."""
         deadline_s = time.monotonic() + STOP_TIMEOUT_S
         while left := [name for name in self.children() if "Serve" in name or "Proxy" in name]:
             if time.monotonic() > deadline_s:
@@ -110,8 +110,9 @@ def shared_ray() -> Iterator[SharedRayProcess]:
 
 @contextmanager
 def running(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> Iterator[psutil.Process]:
-    """A `ray start --block` that is up, which is ended with everything below it. Ray's processes end with it by
-    themselves when it fails."""
+    """A running `ray start --block`, stopped with all its child processes. Ray's processes stop by themselves if it
+    fails.
+    """
     started = start(command, log, variables)
     process = psutil.Process(started.pid)
     try:
@@ -127,7 +128,7 @@ def running(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> 
 
 
 def start(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start Ray; once more if a raylet missed the 15 s that it has for its helpers on a machine that is busy."""
+    """Start Ray; retries once, because on a busy machine a raylet may miss its time limit of 15 s for its helpers."""
     for _ in range(START_ATTEMPTS):
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -153,7 +154,7 @@ def is_up(process: subprocess.Popen[bytes], log: Path) -> bool:
 
 
 def run_on(ray: SharedRayProcess, statement: str) -> str:
-    """Run a statement in a driver of somebody else; what it printed."""
+    """Run a statement in another driver; returns what it printed."""
     script = f"import ray; from ray import serve; ray.init('{ray.address}', log_to_driver=False); {statement}"
     return _run(ray, sys.executable, "-c", script).strip()
 

@@ -1,4 +1,4 @@
-"""In which order files of tests are run, and which of them in one process where several processes run them."""
+"""The order in which test files run, and which of them run in one process if there are several."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ LONGEST = (
     ROOT / "tests" / "e2e" / "test_scaling.py",
     ROOT / "tests" / "e2e",
 )
-"""Where most of the time goes. These begin first: what is begun last ends last, and may not take long. Clusters, which
-wait for much, stand between files that compute all the time.
+"""The files that take longest. They begin first, since a long one that begins last would delay the end. Files with
+clusters, which mostly wait, alternate with files that compute all the time.
 """
 
 
 @cache
 def place_in_order(file: Path) -> int:
-    """Where a file stands among all: by this they are sorted, those that are equal stay as they were found."""
+    """The position of a file, by which files are sorted; equal ones keep their order."""
     return next((place for place, path in enumerate(LONGEST) if file.is_relative_to(path)), len(LONGEST))
 
 

@@ -1,4 +1,4 @@
-"""A process that does nothing for a while, as one does whose machine is busy with something else."""
+"""Stops a process for a while, as if its machine were busy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 
 @asynccontextmanager
 async def standing_still(pid: int) -> AsyncIterator[float]:
-    """The process does nothing in here (SIGSTOP); yields since when."""
+    """The process is stopped (SIGSTOP) inside the block; yields since when."""
     os.kill(pid, signal.SIGSTOP)
     try:
         while psutil.Process(pid).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 (the kernel tells nobody)

@@ -1,4 +1,4 @@
-"""Another user of this machine, who tries to read and to write what a cluster has.
+"""Another user of this machine, who tries to read and write what belongs to a cluster.
 
 ``python -m tests.support.cluster.stranger UID`` takes a ``Target`` as JSON on standard input and prints what was
 possible, one line each, as a JSON list. It starts as root and drops everything at once, so that it needs no right to
@@ -47,23 +47,23 @@ MORE_METHODS = (
     *("/ray.rpc.syncer.RaySyncer/StartSync", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"),
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 )
-"""What Ray's servers may offer and its Python package does not describe."""
+"""Methods that Ray's servers may offer although its Python package does not describe them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a cluster has."""
+    """What belongs to a cluster."""
 
     paths: tuple[str, ...] = ()
     processes: tuple[int, ...] = ()
     sysv_segments: tuple[int, ...] = ()
     abstract_sockets: tuple[str, ...] = ()
     ports: Mapping[str, str] = field(default_factory=dict)
-    """Number of each TCP port on which it listens, and the address to reach it by."""
+    """The TCP ports on which it listens, and the address to reach each at."""
 
 
 def findings_of(target: Target, *, uid: int) -> list[str]:
-    """What a user with that id, who is in no group, can do to a cluster."""
+    """What a user with that id, without groups, can do to a cluster."""
     result = subprocess.run(
         [sys.executable, "-m", "tests.support.cluster.stranger", str(uid)],
         input=json.dumps(dataclasses.asdict(target)),
@@ -100,7 +100,7 @@ def _works(attempt: Callable[[], object]) -> bool:
 
 
 def processes(pids: tuple[int, ...]) -> Iterator[str]:
-    """What the kernel tells of processes, and whether they can be signalled."""
+    """What the kernel reveals about processes, and whether they can be signalled."""
     for pid in pids:
         for name in ("environ", "maps", "mem", "fd", "cwd"):
             path = f"/proc/{pid}/{name}"
@@ -123,7 +123,7 @@ def segments(ids: tuple[int, ...]) -> Iterator[str]:
 
 
 def abstract(names: tuple[str, ...]) -> Iterator[str]:
-    """Abstract sockets that take a connection and do not hang up at once.
+    """Abstract sockets that accept a connection and do not close it immediately.
 
     Anybody may send a datagram to one that takes those: it gets a few.
     """
@@ -139,7 +139,7 @@ def abstract(names: tuple[str, ...]) -> Iterator[str]:
 
 
 def _hangs_up(client: socket.socket) -> bool:
-    """True when the other side closes the connection though nothing was sent."""
+    """True if the other side closes the connection although nothing was sent."""
     try:
         return client.recv(1) == b""
     except ConnectionResetError:
@@ -149,7 +149,7 @@ def _hangs_up(client: socket.socket) -> bool:
 
 
 def ports(addresses: Mapping[str, str]) -> Iterator[str]:
-    """What TCP ports answer without a token, a key or a certificate: over HTTP, over gRPC, or in any other way."""
+    """What TCP ports answer without a token, key or certificate: over HTTP, gRPC, or in any other way."""
     for port, address in addresses.items():
         kind = kind_of(address, int(port))
         if kind == "http":
@@ -161,7 +161,7 @@ def ports(addresses: Mapping[str, str]) -> Iterator[str]:
 
 
 def kind_of(address: str, port: int) -> str:
-    """What a port speaks. HTTP/2, which gRPC is, begins with a frame of settings from the server."""
+    """The protocol of a port. HTTP/2, on which gRPC is based, begins with a SETTINGS frame from the server."""
     try:
         with socket.create_connection((address, port), timeout=TIMEOUT_S) as client:
             client.sendall(HTTP2_BEGINS)
@@ -178,7 +178,7 @@ def kind_of(address: str, port: int) -> str:
 
 
 def answer_over_tls(address: str, port: int, *, certificate: Path | None = None, key: Path | None = None) -> str:
-    """What a port that hung up says over TLS to a client, with a certificate or without."""
+    """What a port that closed the connection answers over TLS, with or without a client certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -200,7 +200,7 @@ def answer_over_tls(address: str, port: int, *, certificate: Path | None = None,
 
 
 def http_answers(address: str, port: int) -> Iterator[str]:
-    """Requests that are not refused; what is not there counts as refused."""
+    """HTTP requests that are not refused; unknown paths count as refused."""
     for method, path in (*(("GET", path) for path in HTTP_PATHS), *(("POST", path) for path in POST_PATHS)):
         client = http.client.HTTPConnection(address, port, timeout=TIMEOUT_S)
         try:
@@ -217,7 +217,7 @@ def http_answers(address: str, port: int) -> Iterator[str]:
 
 
 def grpc_answers(address: str, port: int) -> Iterator[str]:
-    """Calls that are not refused for want of a token; what is not there counts as refused."""
+    """gRPC calls that are not refused for lack of a token; unknown methods count as refused."""
     refused = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
     with grpc.insecure_channel(f"{address}:{port}") as channel:
         for method in methods():
@@ -245,7 +245,7 @@ def methods() -> list[str]:
 
 
 def main() -> None:
-    """Become the stranger, and try."""
+    """Become the other user, and try everything."""
     uid = int(sys.argv[1])
     known = methods()  # all code is loaded while it may be read
     assert known

@@ -1,4 +1,4 @@
-"""Client libraries that call a tool, each in its own way: all return the arguments as the library read them."""
+"""Client libraries that call a tool, each in its own way: all return the arguments that the library parsed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from tests.support.cluster.client_libraries import KEY, QUIET, TIMEOUT_S
 
 MAX_TOKENS = 400
-"""Spaces within the arguments count, of which a model with random weights writes many."""
+"""Large enough for the whitespace within arguments, of which a model with random weights writes much."""
 ASK = "Which unit?"
 
 
@@ -35,7 +35,7 @@ def openai_client(url: str) -> Any:
 
 
 def openai_parse(url: str, model: str) -> dict[str, Any]:
-    """The official client, which checks the arguments against the model that the tool was made from."""
+    """The official client, which validates the arguments against the model from which the tool was made."""
     import openai
 
     answer = openai_client(url).chat.completions.parse(

@@ -1,4 +1,4 @@
-"""Engines around the chain runner: everything real but the model."""
+"""Engines around the chain runner: everything is real except the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chain_engine(
     drafting: Drafting | None = None,
     device: str = "cpu",
 ) -> EngineCore:
-    """A small engine whose tokens are ``expected_tokens`` as long as its cache holds what it should.
+    """A small engine whose tokens are ``expected_tokens`` as long as its cache has the right content.
 
     Where steps run ahead, as by default on another ``device``, its runner is late: see ``ChainRunner``.
     """

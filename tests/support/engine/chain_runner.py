@@ -1,4 +1,4 @@
-"""A runner without a model, whose tokens are right only if the KV it reads is.
+"""A runner without a model, whose tokens are right only if the KV that it reads is right.
 
 The "KV" of a position is a 64-bit number that chains the previous position's number, as read from the cache, with the
 token. The next token depends on every number of the context. One damaged, missing or foreign block anywhere in the
@@ -40,7 +40,7 @@ def expected_tokens(prompt: list[int] | tuple[int, ...], num_tokens: int) -> lis
 
 
 def expected_kv(tokens: list[int] | tuple[int, ...]) -> npt.NDArray[np.uint64]:
-    """What the cache holds of a context: one number a position."""
+    """The correct content of the cache for a context: one number per position."""
     values: list[int] = []
     for token in tokens:
         values.append(_mix((values[-1] if values else 0) + token + 1))
@@ -56,7 +56,7 @@ class LateStep:
         self._runner = runner
 
     def result(self) -> ModelRunnerOutput:
-        """Run it now, and the steps before it."""
+        """Run this step now, after the steps before it."""
         self._runner.run_until(self)
         assert self.computed is not None
         return self.computed
@@ -116,7 +116,7 @@ class ChainRunner:
         return step
 
     def run_until(self, last: LateStep) -> None:
-        """Run what was launched, up to and with a step."""
+        """Run the launched steps up to and including this one."""
         while last.computed is None:
             step = self._launched.popleft()
             step.computed = self._run(step.output)

@@ -1,4 +1,4 @@
-"""Small random checkpoints of every architecture, made by transformers, which is also the oracle of what they say."""
+"""Small random checkpoints of every architecture, made by transformers, which also computes their reference outputs."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ from tests.support.engine.transformers_families import TRANSFORMERS_FIELDS
 transformers_logging.disable_progress_bar()
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
-"""On which everything is tested."""
+"""Architectures on which everything is tested."""
 
 MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss")
-"""Those with experts."""
+"""Architectures with experts."""
 
 LATENT_FAMILIES = ("deepseek_v2_lite", "deepseek_v2", "deepseek_v3")
-"""Those that cache latents, with experts too."""
+"""Architectures that cache latents; they have experts too."""
 
 DENSE_FAMILIES = ("olmo2", "smollm3", "granite", "phi3", "gemma2", "gemma3", "starcoder2", "gpt2")
 FAMILIES = (*DENSE_FAMILIES, *MIXTURES, *LATENT_FAMILIES)
-"""The others: what they compute is tested."""
+"""The other architectures, of which only the computation is tested."""
 
 VOCAB_SIZE = 320
 MAX_POSITION_EMBEDDINGS = 1024
 MATRIX_STD = 0.15
 EMBEDDING_STD = 1.0
 HEAD_STD = 0.3
-"""Wide: logits spread over tens, so that rounding hardly ever changes which is the largest."""
+"""Large, so that logits spread over tens and rounding hardly ever changes the largest one."""
 ROUTER_STD = 0.4
-"""Likewise, of the scores that choose a token's experts."""
+"""Large for the same reason: these are scores that choose a token's experts."""
 CORRECTION_STD = 0.2
 ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
 
@@ -240,12 +240,12 @@ def _draw(
 
 
 def _matrix_std(architecture: str) -> float:
-    """Wider where heads are tied, or they would only repeat the last token."""
+    """Larger if the head is tied to the embedding: otherwise the model would only repeat the last token."""
     return HEAD_STD if architecture in ("gemma2", "gemma3", "starcoder2", "gpt2") else MATRIX_STD
 
 
 def load_oracle(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The checkpoint as transformers runs it."""
+    """The checkpoint run by transformers, as the reference."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
     assert isinstance(model, PreTrainedModel)
     return model.eval()

@@ -1,4 +1,4 @@
-"""Everything that an engine says of its requests, by request."""
+"""Collects everything that an engine returns, by request."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from engine.contract.messages import LogprobTable, TokenDelta, TokenLogprobs
 
 @dataclass(slots=True)
 class CollectedOutput:
-    """One request's tokens, what was said of each, and of its prompt."""
+    """One request's tokens, with the log-probabilities of its output and of its prompt."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt: LogprobTable | None = None
 
     def add(self, delta: TokenDelta) -> None:
-        """Take one delta; what is said of tokens must be as long as the tokens, and of the prompt said once."""
+        """Add a delta. There must be one entry of log-probabilities per token, and those of the prompt only once."""
         self.token_ids.extend(delta.token_ids)
         if delta.logprobs is None:
             return

@@ -1,4 +1,4 @@
-"""A program that says what an engine computes, to the bit: run it in two processes and compare."""
+"""A program that prints digests of what an engine computes, so that two processes can be compared bit by bit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALLEST_VOCABULARY = 300
 
 
 def _prompts() -> list[list[int]]:
-    """From shorter than a step's budget to several chunks long."""
+    """Prompts from less than a step's budget to several chunks."""
     generator = torch.Generator().manual_seed(3)
     lengths = range(20, 20 + 17 * NUM_REQUESTS, 17)
     return [torch.randint(3, SMALLEST_VOCABULARY, (length,), generator=generator).tolist() for length in lengths]

@@ -1,4 +1,4 @@
-"""The router's pools over real engines in this process: everything but Ray, NIXL and the model."""
+"""The router's pools over real engines in this process: only Ray, NIXL and the model are missing."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ DRAIN_TIMEOUT_S = 120.0
 
 
 EngineBuilder = Callable[[str, int], tuple[EngineCore, WorkerInfo, RequestObserver | None]]
-"""Builds an engine that is not started, by its name, with so many blocks."""
+"""Builds an engine that is not started, with a name and a number of blocks."""
 
 
 class EnginePool:
-    """The engines of one role, by their names. ``moves_out``: live requests leave one that drains.
+    """The engines of one role, by name. With ``moves_out`` running requests leave an engine that drains.
 
     ``submitted`` are all requests that a router sent, in order, ``ordered`` those that were told to go on elsewhere,
     ``resets`` the engines that were told to drop their caches.
@@ -56,7 +56,7 @@ class EnginePool:
         self._moves_out = moves_out
 
     def add(self, num_blocks: int) -> AsyncEngine:
-        """Build an engine of so many blocks; it is not started."""
+        """Build an engine with this many blocks; it is not started."""
         name = f"{self._role}-{self._num_added}"
         self._num_added += 1
         core, info, observer = self._build(name, num_blocks)
@@ -67,7 +67,7 @@ class EnginePool:
         return self.engines[name]
 
     async def replace(self, name: str) -> None:
-        """End an engine, if it lives, and start one as large with a name of its own."""
+        """Stop an engine if it lives, and start one of the same size under a new name."""
         await self.engines.pop(name).close()
         await self.add(self._infos.pop(name).num_blocks).start()
 
@@ -76,7 +76,7 @@ class EnginePool:
         return tuple(self.engines)
 
     async def resync_cache(self, replica_id: str, client_id: str) -> None:
-        """Tell everything anew."""
+        """Send the whole state of the prefix cache again."""
         self.engines[replica_id].resync_cache(client_id)
 
     async def status(self, replica_id: str, *, timeout_s: float) -> ReplicaStatus:
@@ -92,7 +92,7 @@ class EnginePool:
         )
 
     def has_link(self, replica_id: str) -> bool:
-        """A call costs nothing here."""
+        """True: calls within a process cost nothing."""
         return True
 
     async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
@@ -124,20 +124,20 @@ class EnginePool:
         return await self.engines[replica_id].reset_prefix_cache(preempt_running=preempt_running)
 
     async def move_out(self, replica_id: str, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
-        """Have requests go on elsewhere."""
+        """Order requests to continue elsewhere."""
         self.ordered.extend(request_ids)
         await _called(replica_id, self.engines[replica_id].move_out(request_ids, only_waiting=only_waiting))
 
     async def drain(self, replica_id: str) -> None:
-        """Let its requests go."""
+        """Drain an engine."""
         await self.engines[replica_id].drain(moves_out=self._moves_out, timeout_s=DRAIN_TIMEOUT_S)
 
     async def lean(self, replica_id: str, role: str) -> str:
-        """Prefer the work of a role."""
+        """Make an engine prefer a role."""
         return self.engines[replica_id].lean(ROLES[role]) or self._infos[replica_id].role
 
     async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
-        """These connectors are not faulty."""
+        """Refuse: these connectors do not inject faults."""
         raise WorkerRefusedError(f"{replica_id} does not allow {options}", code="faults_not_allowed")
 
 
@@ -169,11 +169,11 @@ def _info(role: str, name: str, num_blocks: int) -> WorkerInfo:
 
 
 EngineMaker = Callable[[str, str, int, ConnectorBuilder], tuple[EngineCore, WorkerInfo]]
-"""Makes an engine of a role, by a name, with so many blocks, that uses a connector."""
+"""Makes an engine of a role with a name, a number of blocks and a connector."""
 
 
 def chain_engines(max_num_seqs: int, chunk_tokens: int) -> EngineMaker:
-    """Engines without a model; prefill computes ``chunk_tokens`` a step, unless that is 0."""
+    """Engines without a model; prefill engines compute ``chunk_tokens`` per step, 0: any number."""
     scheduler = SchedulerConfig(
         max_num_batched_tokens=max(64, max_num_seqs), max_num_seqs=max_num_seqs, enable_cache_events=True
     )

@@ -1,5 +1,5 @@
-"""The fused operators in Triton as its interpreter runs them, on the CPU; in a process of its own, because Triton
-decides when it is imported whether it interprets.
+"""Runs the fused operators in Triton's interpreter, on the CPU, in a process of its own: Triton decides on import
+whether it interprets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Build = Callable[[FusedSpec], FusedOps]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpsCase:
-    """So many tokens of a model with these sizes; ``num_pairs`` of each head are rotated."""
+    """A number of tokens of a model with these sizes; ``num_pairs`` of each head are rotated."""
 
     num_tokens: int
     size: int = 48
@@ -89,7 +89,7 @@ class OpsCase:
 
 
 def rows_of(table: torch.Tensor, positions: torch.Tensor) -> Rotations:
-    """A table's rows as ``RotationTable`` hands them out."""
+    """Rows of a table, as ``RotationTable`` returns them."""
     rows = table[positions]
     return Rotations(table=table, positions=positions, cosine=rows[:, 0, None, :], sine=rows[:, 1, None, :])
 
@@ -108,12 +108,12 @@ CASES = (
 
 
 def interpret(cases: list[tuple[OpsCase, slice]], directory: Path) -> list[list[torch.Tensor]]:
-    """What the kernels say of each case and its rows."""
+    """The kernels' outputs for each case and its rows."""
     return triton_interpreter.interpret(__name__, cases, directory)
 
 
 def main() -> None:
-    """Answer all questions."""
+    """Answer all questions on standard input."""
     from engine.layers.triton_ops import TritonOps
 
     questions, answers = sys.argv[1:]

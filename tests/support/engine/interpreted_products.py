@@ -1,5 +1,5 @@
-"""The products of experts in Triton as its interpreter runs them, on the CPU; in a process of its own, because Triton
-decides when it is imported whether it interprets.
+"""Runs the products of experts in Triton's interpreter, on the CPU, in a process of its own: Triton decides on import
+whether it interprets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.support import triton_interpreter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductsCase:
-    """So many rows of each expert, and the sizes of its matrix."""
+    """A number of rows for each expert, and the sizes of an expert's matrix."""
 
     counts: tuple[int, ...]
     out_size: int = 64
@@ -24,7 +24,7 @@ class ProductsCase:
     has_bias: bool = False
 
     def multiply(self, packer: ExpertsPacker, *, rows: slice = slice(None)) -> torch.Tensor:
-        """What products say of the rows, or of some of them."""
+        """The products of all rows, or of some."""
         generator = torch.Generator().manual_seed(1)
         weight = torch.randn(len(self.counts), self.out_size, self.in_size, generator=generator)
         bias = torch.randn(len(self.counts), self.out_size, generator=generator) if self.has_bias else None
@@ -34,12 +34,12 @@ class ProductsCase:
 
 
 def interpret(cases: list[tuple[ProductsCase, slice]], directory: Path) -> list[torch.Tensor]:
-    """What the kernel says of each case and its rows."""
+    """The kernel's outputs for each case and its rows."""
     return triton_interpreter.interpret(__name__, cases, directory)
 
 
 def main() -> None:
-    """Answer all questions."""
+    """Answer all questions on standard input."""
     from engine.layers.experts.triton_product import TritonProducts
 
     questions, answers = sys.argv[1:]

@@ -1,4 +1,6 @@
-"""The part of an engine that a connector sees: a block of memory, its two halves, and a clock that tests can move."""
+"""The part of an engine that a connector sees: a block of memory, the connector's two halves, and a clock that tests
+can advance.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ Blocks = tuple[int, ...] | GroupBlocks
 
 
 def by_group(block_ids: Blocks) -> GroupBlocks:
-    """The same by group."""
+    """Convert blocks to a tuple per group."""
     return cast("GroupBlocks", (block_ids,) if not block_ids or isinstance(block_ids[0], int) else block_ids)
 
 
@@ -84,7 +86,7 @@ class KVEngineSpec:
 
 @dataclass
 class OffsetClock:
-    """The monotonic clock, plus what the test added. ``stands_at_s`` is where a test has stopped it."""
+    """The monotonic clock plus the time that a test added. At ``stands_at_s`` the test has stopped it."""
 
     offset_s: float = 0.0
     stands_at_s: float | None = None
@@ -96,7 +98,7 @@ class OffsetClock:
 
 @dataclass
 class KVEngine:
-    """Memory and a connector. ``wait_*`` block until the event came through ``collect``, woken by the connector."""
+    """Memory and a connector. ``wait_*`` block until the event was collected, woken by the connector."""
 
     spec: KVEngineSpec
     rendezvous: Rendezvous
@@ -150,7 +152,7 @@ class KVEngine:
         self._woken.set()
 
     def fill(self, block_ids: tuple[int, ...], seed: int) -> None:
-        """Write bytes that only this seed gives."""
+        """Write bytes that are different for each seed."""
         shape = (len(block_ids), self.memory.shape[1])
         self.memory[list(block_ids)] = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
@@ -214,17 +216,17 @@ class KVEngine:
         self.step()
 
     def announce(self, request_id: str, block_ids: Blocks, first_block: int = 0) -> None:
-        """Say that blocks of a prompt are complete."""
+        """Announce that blocks of a prompt are complete."""
         self.connector.scheduler.producer.announce(
             request_id=request_id, first_block=first_block, block_ids=by_group(block_ids)
         )
 
     def withdraw(self, request_id: str) -> None:
-        """Say that they are given up."""
+        """Withdraw announced blocks."""
         self.connector.scheduler.producer.withdraw(request_id)
 
     def begin_stream(self, stream_id: str, source: PeerIdentity, block_ids: Blocks, first_block: int = 0) -> bool:
-        """Order a stream, whose id is that of its request, and let it start."""
+        """Order a stream and start it; its id is the request's id."""
         was_begun = self.connector.scheduler.consumer.begin_stream(
             stream_id=stream_id,
             request_id=stream_id,
@@ -242,7 +244,7 @@ class KVEngine:
         return has_ended
 
     def wait_blocks(self, num_blocks: int) -> None:
-        """Until so many blocks were read since the start."""
+        """Wait until this many blocks were read since the start."""
         wait_until(lambda: self.stats().num_blocks >= num_blocks)
 
     def cancel(self, request_id: str) -> None:
@@ -251,17 +253,17 @@ class KVEngine:
         self.step()
 
     def release(self, params: KVTransferParams) -> None:
-        """Give a hand-over back unread."""
+        """Release a hand-over that will not be read."""
         self.connector.scheduler.consumer.release(params)
         self.step()
 
     def step(self) -> None:
-        """What an engine's step does with its connector."""
+        """Run the connector's part of an engine step."""
         self.connector.worker.execute(self.connector.scheduler.take_orders())
         self.collect()
 
     def collect(self) -> None:
-        """Take what ended."""
+        """Collect the events of the connector."""
         events = self.connector.worker.collect()
         self.loads.extend(events.loads)
         self.leases.extend(events.leases)
@@ -269,29 +271,29 @@ class KVEngine:
         self.ended_streams.extend(events.ended_streams)
 
     def expect(self, params: KVTransferParams) -> None:
-        """Let a hand-over's request wait here."""
+        """Note that a request with this hand-over waits here."""
         self.connector.scheduler.consumer.expect(params)
         self.step()
 
     def pass_on(self, params: KVTransferParams) -> None:
-        """Let a hand-over's request, which waited here, go on elsewhere."""
+        """Note that a request with this hand-over, which waited here, continues elsewhere."""
         self.connector.scheduler.consumer.pass_on(params)
         self.step()
 
     def wait_load(self, request_id: str) -> LoadEnded:
-        """The end of a load."""
+        """Wait for the end of a load."""
         self._wait_until(lambda: any(load.request_id == request_id for load in self.loads))
         (ended,) = [load for load in self.loads if load.request_id == request_id]
         return ended
 
     def wait_lease(self, lease_id: str) -> LeaseEnded:
-        """The end of a lease."""
+        """Wait for the end of a lease."""
         self._wait_until(lambda: any(lease.lease_id == lease_id for lease in self.leases))
         (ended,) = [lease for lease in self.leases if lease.lease_id == lease_id]
         return ended
 
     def wait_stalled(self, request_id: str) -> None:
-        """Until a load is reported as stalled."""
+        """Wait until a load is reported as stalled."""
         self._wait_until(lambda: request_id in self.stalled)
 
     def load(
@@ -307,7 +309,7 @@ class KVEngine:
         return self.wait_load(request_id)
 
     def wait_stream(self, stream_id: str) -> None:
-        """Until a cancelled stream is reported as ended."""
+        """Wait until a cancelled stream is reported as ended."""
         self._wait_until(lambda: stream_id in self.ended_streams)
 
     def stats(self) -> TransferStats:
@@ -315,7 +317,7 @@ class KVEngine:
         return self.connector.worker.stats()
 
     def hello(self) -> Hello:
-        """How this engine introduces itself."""
+        """The hello with which this engine introduces itself."""
         return self._peer_worker().hello
 
     def has_reads(self) -> bool:
@@ -323,15 +325,15 @@ class KVEngine:
         return self._peer_worker().has_reads
 
     def accept(self, hello: Hello) -> Hello:
-        """Meet a peer."""
+        """Accept a peer's hello."""
         return self.connector.worker.accept(hello)
 
     def advance_clock(self, seconds: float) -> None:
-        """Let time pass for this engine alone."""
+        """Advance the clock of this engine only."""
         self.clock.offset_s += seconds
 
     def age_until(self, is_true: Callable[[], bool]) -> None:
-        """Let time pass for this engine alone, as often as it looks, until something is so."""
+        """Advance the clock of this engine only, at each check, until a condition holds."""
 
         def has_aged() -> bool:
             self.advance_clock(0.5)
@@ -342,7 +344,7 @@ class KVEngine:
 
     @contextmanager
     def standing_clock(self) -> Iterator[None]:
-        """Let no time pass for this engine but what is added, however long the machine takes."""
+        """Stop the clock of this engine, except for time that is added, however long the machine takes."""
         self.clock.stands_at_s = time.monotonic()
         yield
         self.clock.stands_at_s = None
@@ -372,7 +374,7 @@ class KVEngine:
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
-    """Look again and again, for states that nothing reports."""
+    """Poll until a condition holds, for states that nothing reports."""
     deadline_s = time.monotonic() + WAIT_TIMEOUT_S
     while not is_true():
         assert time.monotonic() < deadline_s, f"not true within {WAIT_TIMEOUT_S} s"

@@ -1,4 +1,4 @@
-"""A runner that never outruns the event loop of its clients."""
+"""A runner that is never faster than the event loop of its clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TIMEOUT_S = 60.0
 
 
 class LoopPacedRunner:
-    """Wraps a runner; before each step the event loop makes so many turns.
+    """Wraps a runner; before each step the event loop runs this many iterations.
 
     An engine without a model ends its requests before a client in the same process has read their first token, if the
     machine is slow enough. What a client does between two steps is bounded in turns of the loop, not in seconds.
@@ -23,7 +23,7 @@ class LoopPacedRunner:
         self._loop = asyncio.get_running_loop()
 
     def launch(self, output: SchedulerOutput) -> PendingStep:
-        """Let the loop turn, then run."""
+        """Let the event loop run, then launch."""
         if output.has_work:
             asyncio.run_coroutine_threadsafe(self._turn(), self._loop).result(TIMEOUT_S)
         return self._inner.launch(output)

@@ -1,4 +1,4 @@
-"""Runs a decoder over a paged cache and returns the logits of every token: what a runner never computes."""
+"""Runs a decoder over a paged cache and returns the logits of every token, which a runner never computes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kv_transfer.layout import KVLayout
 
 @dataclass(slots=True)
 class HarnessSequence:
-    """A sequence, how much of it is in the cache, and where: its blocks of each KV cache group."""
+    """A sequence, the number of its cached tokens, and its blocks in each KV cache group."""
 
     token_ids: list[int]
     num_computed: int = 0
@@ -68,7 +68,9 @@ class ModelHarness:
 
     @torch.inference_mode()
     def run(self, *work: tuple[HarnessSequence, int]) -> list[torch.Tensor]:
-        """Compute the next so many tokens of each sequence in one batch; returns [num_tokens, vocab_size] of each."""
+        """Compute the given number of next tokens of each sequence in one batch; returns logits [num_tokens,
+        vocab_size] for each.
+        """
         sequences = [sequence for sequence, _ in work]
         counts = [count for _, count in work]
         width = max(len(sequence.block_ids[0]) for sequence in sequences)

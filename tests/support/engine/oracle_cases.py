@@ -1,4 +1,4 @@
-"""Prompts with the greedy tokens that transformers gives for them: what every path through Baton must give too."""
+"""Prompts with the greedy tokens that transformers generates for them: every path through Baton must give the same."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from tests.support.engine.checkpoints import VOCAB_SIZE, load_oracle, oracle_gre
 NUM_TOKENS = 64
 BLOCK_SIZE = 16
 PROMPT_LENGTHS = (1, 2, 15, 16, 17, 32, 33, 48, 100, 129, 200, 333, 448, 512, 640, 700)
-"""Some end on a block's border, one token before or behind it; most are longer than the tests' chunk budgets."""
+"""Some end exactly at a block's border, or one token before or after it; most are longer than the tests' chunk budgets.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OracleCase:
-    """A checkpoint, and what it says to some prompts."""
+    """A checkpoint, with its reference outputs for some prompts."""
 
     path: Path
     prompts: tuple[tuple[int, ...], ...]

@@ -1,4 +1,4 @@
-"""A runner that sees whether steps overlap."""
+"""A runner that counts overlapping steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OverlapRunner:
         return _Watched(self._inner.launch(output), self)
 
     def close_one(self) -> None:
-        """A result was taken."""
+        """Note that a result was taken."""
         self._num_open -= 1
 
 
@@ -33,6 +33,6 @@ class _Watched:
         self._runner = runner
 
     def result(self) -> ModelRunnerOutput:
-        """Take it, and say so."""
+        """Take the result, and note that."""
         self._runner.close_one()
         return self._inner.result()

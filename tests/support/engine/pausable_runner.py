@@ -1,4 +1,4 @@
-"""A runner that waits inside a step until the test lets it go on."""
+"""A runner that waits inside a step until the test lets it continue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TIMEOUT_S = 120.0
 
 
 class PausableRunner:
-    """Wraps a runner; ``hold`` before a step, ``wait_entered`` until it is in one, ``let_go`` to go on."""
+    """Wraps a runner: ``hold`` before a step, ``wait_entered`` until it is inside one, ``let_go`` to continue."""
 
     def __init__(self, inner: StepRunner) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""Proposers of draft tokens: one that needs no model, and one that is right as often as a test wants."""
+"""Proposers of draft tokens: without a model, or with a given probability of being right."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from engine.drafting.proposer import Draft, DraftContext, Drafting
 
 
 class RepeatLast:
-    """Implements ``Proposer``: the last token comes again and again."""
+    """Implements ``Proposer``: predicts that the last token repeats."""
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
-        """As many as may be."""
+        """Propose as many drafts as allowed."""
         return [Draft([int(context.token_ids[-1])] * context.max_tokens) for context in contexts]
 
 
 class SometimesRight:
-    """Implements ``Proposer`` where it is known what comes next: each guess is right with some probability.
+    """Implements ``Proposer`` for known outputs: each draft is right with a given probability.
 
     ``next_token`` gives the token that follows a request's tokens; wrong guesses are the number after it. It proposes
     any number of tokens, none among them, or with ``proposes_all`` as many as may be.
@@ -38,7 +38,7 @@ class SometimesRight:
         self._random = random.Random(seed)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
-        """Guesses for each."""
+        """Drafts for each context."""
         return [Draft(self._guess(context)) for context in contexts]
 
     def _guess(self, context: DraftContext) -> list[int]:
@@ -57,7 +57,7 @@ def repeat_last(max_draft_tokens: int) -> Drafting:
 
 
 class Recorded:
-    """What was said before, as a ``next_token``: how the first record that begins with these tokens goes on."""
+    """Recorded outputs as a ``next_token`` function: continues the first record that begins with the given tokens."""
 
     def __init__(self, records: Sequence[Sequence[int]] = ()) -> None:
         self._records = [list(record) for record in records]
@@ -67,14 +67,14 @@ class Recorded:
         self._records.append(list(record))
 
     def __call__(self, _request_id: str, tokens: list[int]) -> int:
-        """0 where nothing was recorded."""
+        """The next token; 0 if nothing was recorded."""
         length = len(tokens)
         found = (record[length] for record in self._records if len(record) > length and record[:length] == tokens)
         return next(found, 0)
 
 
 class Remembering:
-    """Implements ``Proposer``: a request goes on as an earlier one that began with the same tokens.
+    """Implements ``Proposer``: predicts that a request continues like an earlier one with the same first tokens.
 
     A request's first guesses are all right; of the next ones the last is wrong, then the last but one as well, and so
     on in turn. Nothing is left to chance: also a short answer accepts some.
@@ -86,7 +86,7 @@ class Remembering:
         self._num_asked: Counter[str] = Counter()
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
-        """Guesses for each, and remember it."""
+        """Drafts for each context; remembers the contexts."""
         self._known.update({context.request_id: context.token_ids.tolist() for context in contexts})
         return [Draft(self._guess(context, Recorded(list(self._known.values())))) for context in contexts]
 

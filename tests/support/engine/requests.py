@@ -1,4 +1,4 @@
-"""Requests as the tests of several rooms need them."""
+"""Requests for the tests of several folders."""
 
 from __future__ import annotations
 

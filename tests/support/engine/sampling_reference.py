@@ -1,4 +1,4 @@
-"""What a request must give, worked out with transformers and plain Python: one token at a time, nothing cached."""
+"""The correct result of a request, computed with transformers and plain Python: token by token, without a cache."""
 
 from __future__ import annotations
 

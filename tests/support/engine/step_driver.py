@@ -31,7 +31,7 @@ class DrivenRow:
 
 
 class StepDriver:
-    """Schedules whatever a test asks for. Blocks are handed out in a shuffled order, so that tables are scattered.
+    """Schedules what a test asks for. Blocks are assigned in a shuffled order, so that tables are scattered.
 
     A block that has left its group's window is filled with what is no number, and given to whoever needs one next; the
     runner is not told.
@@ -43,7 +43,7 @@ class StepDriver:
         order = np.random.default_rng(seed).permutation(runner.num_blocks)
         self._free = [int(block) for block in order]
         self.untouched = set(self._free)
-        """Blocks that no row has had."""
+        """Blocks that no row has used yet."""
         self._new: list[NewRow] = []
         self._released: list[int] = []
         self._appended: list[tuple[int, int, int, int]] = []
@@ -75,11 +75,11 @@ class StepDriver:
         self._released.append(row)
 
     def step(self, chunks: dict[int, int]) -> dict[int, int]:
-        """Compute so many tokens of each row; returns the tokens sampled by those that reached their end."""
+        """Compute the given number of tokens of each row; returns the tokens sampled by rows that reached their end."""
         return self.run(chunks)[0]
 
     def run(self, chunks: dict[int, int]) -> tuple[dict[int, int], ModelRunnerOutput]:
-        """As ``step``, with the runner's whole output."""
+        """Like ``step``, but also returns the runner's whole output."""
         for row in chunks:
             self._append_blocks(row)
         order = list(chunks)
@@ -137,7 +137,7 @@ class StepDriver:
                 self.untouched.discard(table[-1])
 
     def _free_behind_windows(self, driven: DrivenRow) -> None:
-        """Give away the blocks that the next position does not see."""
+        """Free the blocks that the next position does not see."""
         for group, table in zip(self.runner.layout.groups, driven.tables, strict=True):
             first = 0 if group.window is None else max(driven.num_computed - group.window + 1, 0)
             for column in range(first // self.runner.layout.block_size):

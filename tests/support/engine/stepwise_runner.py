@@ -1,4 +1,4 @@
-"""A runner whose steps the test counts out."""
+"""A runner that makes only as many steps as the test allows."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class StepwiseRunner:
         self.is_waiting = False
 
     def allow(self, num_steps: int) -> None:
-        """Let so many more steps run."""
+        """Allow this many more steps."""
         self._steps.release(num_steps)
 
     def pace(self, num_steps: int) -> None:
-        """Let so many steps run, and then none; only between requests."""
+        """Allow this many steps and no more; only to be called between requests."""
         self._steps = threading.Semaphore(num_steps)
         self._is_open = False
 
     def open(self) -> None:
-        """Let all steps run from now on."""
+        """Allow all steps from now on."""
         self._is_open = True
         self._steps.release()
 

@@ -1,4 +1,4 @@
-"""A runner that is strict: it follows every step exactly, and knows what each position of its cache must hold.
+"""A runner that checks every step exactly, and knows the correct content of every position of its cache.
 
 The KV of a position in a KV cache group is a number that stands for all tokens up to it and for the group, so that
 every number a row attends to can be compared with what it must be.
@@ -19,7 +19,7 @@ GARBAGE = -1
 
 
 def kv_values(token_ids: Sequence[int]) -> list[int]:
-    """The KV of each position: a number that stands for all tokens up to it."""
+    """The KV of each position: a number that represents all tokens up to it."""
     values: list[int] = []
     value = 17
     for token_id in token_ids:
@@ -29,7 +29,7 @@ def kv_values(token_ids: Sequence[int]) -> list[int]:
 
 
 def group_values(values: Sequence[int], group: int) -> list[int]:
-    """The same in one KV cache group; of the first group they are the values themselves."""
+    """The values in a KV cache group; in the first group they are unchanged."""
     return [value + (group << 61) for value in values]
 
 
@@ -47,7 +47,7 @@ def next_candidates(value: int, num_candidates: int) -> tuple[list[int], list[fl
 
 @dataclass(slots=True)
 class RunnerRow:
-    """The runner's own copy of a row: its block tables by group, and how many next tokens are told if it is a beam."""
+    """The runner's own copy of a row: its block tables by group, and for a beam the number of candidates to return."""
 
     token_ids: list[int]
     tables: list[list[int]]
@@ -109,7 +109,7 @@ class StrictRunner:
         )
 
     def _decode_often(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Every row decodes ``num_decode_steps`` times."""
+        """Have every row decode ``num_decode_steps`` times."""
         num_steps = output.num_decode_steps
         assert not output.draft_token_ids.size
         assert (output.num_scheduled_tokens == num_steps).all()
@@ -129,7 +129,7 @@ class StrictRunner:
         return [self.kv[block_ids[p // self._block_size]][p % self._block_size] for p in range(start, num_tokens)]
 
     def fill(self, tables: GroupBlocks, first_block: int, values: Sequence[int]) -> None:
-        """Write ``values``, the KV of a prompt, into blocks that stand from its ``first_block``-th block on."""
+        """Write ``values``, the KV of a prompt, into blocks, beginning with its ``first_block``-th block."""
         for group, table in enumerate(tables):
             for offset, block_id in enumerate(table):
                 start = (first_block + offset) * self._block_size
@@ -138,7 +138,7 @@ class StrictRunner:
                     self.kv[block_id] = [*part, *[GARBAGE] * (self._block_size - len(part))]
 
     def check_window(self, tables: Sequence[Sequence[int]], first: int, end: int, values: Sequence[int]) -> None:
-        """Compare what positions ``first`` to ``end`` (exclusive) look at in every group with what must be there."""
+        """Compare the KV that positions ``first`` to ``end`` (exclusive) see in each group with the correct one."""
         for group, (table, window) in enumerate(zip(tables, self._windows, strict=True)):
             start = 0 if window is None else max(first - window + 1, 0)
             needed = table[: -(-end // self._block_size)]
@@ -148,7 +148,7 @@ class StrictRunner:
             )
 
     def spoil(self, block_ids: Sequence[int]) -> None:
-        """Overwrite blocks with what is nobody's KV."""
+        """Overwrite blocks with invalid KV."""
         for block_id in block_ids:
             self.kv[block_id] = [GARBAGE] * self._block_size
 
@@ -201,7 +201,7 @@ class StrictRunner:
 
     @staticmethod
     def _append(row: RunnerRow, drawn: list[int], drafts: list[int]) -> int:
-        """Add what was drawn up to the first wrong draft; returns how many drafts were right."""
+        """Append the drawn tokens up to the first wrong draft; returns the number of accepted drafts."""
         num_accepted = next((n for n, draft in enumerate(drafts) if draft != drawn[n]), len(drafts))
         row.token_ids.extend(drawn[: num_accepted + 1])
         return num_accepted

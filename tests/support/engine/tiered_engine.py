@@ -38,25 +38,25 @@ FILE_BYTES = 4096
 
 @dataclass
 class TieredEngine:
-    """``run`` drives it until every request has ended."""
+    """``run`` steps it until every request has ended."""
 
     core: EngineCore
     connector: Connector
 
     @property
     def runner(self) -> ChainRunner:
-        """The model's place."""
+        """The runner in place of the model."""
         assert isinstance(self.core.runner, ChainRunner)
         return self.core.runner
 
     @property
     def tier(self) -> TierSchedulerConnector:
-        """What the only tier decides."""
+        """The scheduler's half of the only tier."""
         (tier,) = self.tiers
         return tier
 
     def kept_content(self, block_hash: bytes) -> bytes | None:
-        """The bytes that the tier keeps under an address."""
+        """The bytes that the tier stores under an address."""
         if block_hash not in self.tier.slots:
             return None
         slot = self.tier.slots.slot_of(block_hash)
@@ -89,14 +89,14 @@ class TieredEngine:
         return tokens
 
     def num_computed_by(self, *requests: GenerateRequest) -> int:
-        """Run, and return how many positions were computed."""
+        """Run, and return the number of computed positions."""
         before = self.runner.num_computed_positions
         self.run(*requests)
         return self.runner.num_computed_positions - before
 
     @property
     def tiers(self) -> list[TierSchedulerConnector]:
-        """What each of the tiers decides, in the order of the chain."""
+        """The scheduler's halves of all tiers, in the order of the chain."""
         chain = self.connector.scheduler.source
         assert isinstance(chain, ChainSource)
         return [source for source in chain.sources if isinstance(source, TierSchedulerConnector)]
@@ -110,7 +110,7 @@ class TieredEngine:
         return self.core.stats().transfer
 
     def assert_rests(self) -> None:
-        """Nothing is held but what is kept."""
+        """Check that nothing is held except stored blocks."""
         wait_until(self._tiers_read_nothing)
         self.core.scheduler.check_integrity()
         for tier in self.tiers:

@@ -1,4 +1,4 @@
-"""Architectures that Baton does not compute itself, but by their code in transformers: what makes each small."""
+"""Architectures that Baton runs with transformers' code: the settings that make each one small."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ TRANSFORMERS_FIELDS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 24,
     },
 }
-"""By what ``model_type`` in config.json calls them: what is said beside the usual shape (checkpoints.py)."""
+"""By ``model_type`` of config.json: the fields that differ from the usual small shape (checkpoints.py)."""
 
 TRANSFORMERS_FAMILIES = tuple(TRANSFORMERS_FIELDS)

@@ -1,4 +1,4 @@
-"""Grammars of nearly the largest size that are read by one call within another for each of their parts."""
+"""Grammars of nearly the largest size, in which each part refers to the next one."""
 
 from __future__ import annotations
 

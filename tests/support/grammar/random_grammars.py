@@ -1,4 +1,4 @@
-"""Random JSON schemas and regexes, such as people write: satisfiable, with answers that come to an end."""
+"""Random JSON schemas and regexes as people write them: satisfiable, and with finite answers."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ _COUNTS = st.sampled_from(["", "", "?", "*", "+", "{2}", "{0,3}", "{1,5}"])
 
 
 def regexes() -> st.SearchStrategy[str]:
-    """Patterns of what both Python and llguidance know."""
+    """Patterns that both Python and llguidance support."""
     pieces = st.builds(lambda atom, count: atom + count, _ATOMS, _COUNTS)
 
     def longer(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:

@@ -1,1 +1,1 @@
-"""Two sides of a hand-over, in one process or in several."""
+"""Both sides of a hand-over, in one process or in several."""

@@ -1,4 +1,4 @@
-"""A prefill and a decode engine without a model, between which transfers go wrong on purpose."""
+"""A prefill and a decode engine without a model, with injected transfer faults between them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from kv_transfer.params import PeerIdentity
 from tests.support.engine.chain_engine import chain_engine
 
 CLOCK_RATE = 20.0
-"""The connectors' seconds pass so many times faster: their time limits are what most faults cost."""
+"""The connectors' clock runs this many times faster, because most faults only end by time limits."""
 
 PUNCTUAL_FAULTS = (Fault.BIT_FLIPS, Fault.LEASE_EXPIRED, Fault.NOTIFICATION_TWICE)
-"""They cost no time, so that no clock needs to be fast."""
+"""Faults that cost no time, so that the clock need not be fast."""
 
 WAIT_TIMEOUT_S = 60.0
 MAX_NUM_SEQS = 16
@@ -39,7 +39,7 @@ def fast_clock() -> float:
 
 @dataclass
 class Answers:
-    """What came of some requests."""
+    """The outcomes of some requests."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
     errors: dict[str, RequestError] = field(default_factory=dict)
@@ -47,13 +47,13 @@ class Answers:
 
 
 class PrefillEngine(Protocol):
-    """What the pair asks of a prefill engine, be it in this process or in another one."""
+    """The interface of a prefill engine in this process or in another one."""
 
     def add_request(self, request: GenerateRequest) -> None:
         """Accept a request."""
 
     def collect(self) -> None:
-        """Take what ended in the connector."""
+        """Collect what ended in the connector."""
 
     def has_work(self) -> bool:
         """True when ``step`` would do something."""
@@ -62,10 +62,10 @@ class PrefillEngine(Protocol):
         """True while any request has not ended."""
 
     def step(self) -> StepResult:
-        """Its news."""
+        """Make a step; returns its result."""
 
     def load_report(self) -> LoadReport:
-        """What it says of itself."""
+        """Its load report."""
 
     def close(self) -> None:
         """Close its connector. Idempotent."""
@@ -82,7 +82,7 @@ class FaultyPair(Generic[PrefillT]):
     decode: EngineCore
 
     def run(self, requests: Sequence[GenerateRequest]) -> Answers:
-        """The answers, each prefilled on one engine and decoded on the other."""
+        """Run requests, each prefilled on one engine and decoded on the other."""
         answers = Answers(tokens={request.request_id: [] for request in requests})
         pending = {request.request_id: request for request in requests}
         for request in requests:
@@ -99,7 +99,7 @@ class FaultyPair(Generic[PrefillT]):
         return answers
 
     def wait_for_rest(self) -> None:
-        """Until no lease and no load is left."""
+        """Wait until no lease and no load is left."""
         deadline_s = time.monotonic() + WAIT_TIMEOUT_S
         while any(report.num_free_blocks != report.num_blocks for report in self.reports()):
             assert time.monotonic() < deadline_s, f"something is held: {self.reports()}"
@@ -108,13 +108,13 @@ class FaultyPair(Generic[PrefillT]):
             self.step(self.decode)
 
     def close(self) -> None:
-        """Close both connectors and take in what that ended. Idempotent."""
+        """Close both connectors, and collect what that ended. Idempotent."""
         for core in (self.decode, self.prefill):
             core.close()
             core.collect()
 
     def reports(self) -> tuple[LoadReport, LoadReport]:
-        """What both engines say of themselves, as `/status` shows it."""
+        """The load reports of both engines, as `/status` shows them."""
         return self.prefill.load_report(), self.decode.load_report()
 
     @staticmethod
@@ -126,7 +126,7 @@ class FaultyPair(Generic[PrefillT]):
         return core.step().deltas()
 
     def take(self, delta: TokenDelta, answers: Answers, pending: dict[str, GenerateRequest]) -> None:
-        """Note a delta; what prefill hands over goes to decode."""
+        """Take a delta; what prefill hands over goes to decode."""
         request_id = delta.request_id
         answers.tokens[request_id].extend(delta.token_ids)
         if delta.finish_reason is FinishReason.HANDED_OVER:
@@ -155,7 +155,7 @@ def faulty_pair(
     async_scheduling: bool = False,
     is_fast: bool = True,
 ) -> Iterator[FaultyPair[EngineCore]]:
-    """Both engines suffer ``faults``; their connectors are closed at the end.
+    """An engine pair with these ``faults`` in both connectors, which are closed at the end.
 
     Prefill computes ``chunk_tokens`` a step, and preempts its requests without need at random. With ``is_fast`` the
     connectors' time limits are a second or two: not for tests that count what may not run out of time.

@@ -18,11 +18,11 @@ from tests.support.kv.light_nixl import import_nixl_without_torch
 
 CALL_TIMEOUT_S = 60.0
 _TELL_WHERE = signal.SIGUSR1
-"""Has the process print where its threads are."""
+"""On this signal the process prints the stacks of its threads."""
 
 
 class NobodyToMeet:
-    """The rendezvous of an engine that waits to be met."""
+    """The rendezvous of an engine that only waits for others to connect."""
 
     def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:
         """Refuse."""
@@ -61,7 +61,9 @@ def _answer(connection: Connection, engines: dict[str, KVEngine]) -> None:
 
 
 class ChildProcess:
-    """A process that holds engines. Calls are answered one after the other, and ``accept`` apart from the others."""
+    """A process that holds engines. Calls are answered one after the other, except ``accept``, which has a pipe of
+    its own.
+    """
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -98,13 +100,13 @@ class ChildProcess:
         return result
 
     def _state(self) -> str:
-        """What became of the process, and of the memory that UCX shares between processes."""
+        """The state of the process, and of the memory that UCX shares between processes."""
         self.process.join(5)
         free = shutil.disk_usage("/dev/shm").free >> 20
         return f"exit code {self.process.exitcode}, {free} MiB free in /dev/shm"
 
     def create(self, spec: KVEngineSpec) -> ChildEngine:
-        """Build an engine there."""
+        """Build an engine in the process."""
         self.call(spec.engine_id, "create", spec)
         return ChildEngine(self, spec)
 
@@ -118,12 +120,12 @@ class ChildProcess:
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
 
     def go_on(self) -> None:
-        """Let it run, should a test that failed have left it stopped."""
+        """Resume the process if a failed test left it stopped."""
         if self.process.is_alive():
             self.signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """End the process, by force if it does not end by itself."""
+        """Stop the process, by force if necessary."""
         for connection, _ in (self._calls, *self._lines.values()):
             connection.close()
         self.process.join(20)
@@ -144,13 +146,13 @@ class ChildEngine:
 
 
 class PipeRendezvous:
-    """Meets the engines of child processes over their pipes; who is where can be changed."""
+    """Connects to the engines of child processes over their pipes; tests can change which process has an engine."""
 
     def __init__(self) -> None:
         self.engines: dict[str, ChildEngine | KVEngine] = {}
 
     def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:
-        """Carry a hello over."""
+        """Deliver a hello."""
         engine = self.engines.get(engine_id)
         if engine is None:
             raise PeerUnreachableError(engine_id=engine_id, reason="no such engine")

@@ -1,4 +1,4 @@
-"""Where a contract test gets its engines: readers in this process, sources wherever the connector needs them."""
+"""Engines for contract tests: readers in this process, sources in the process that the connector needs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class KVWorld:
         return engine
 
     def make_source(self, spec: KVEngineSpec) -> Any:
-        """An engine that can be read from: in the other process where there is one."""
+        """An engine to read from: in the other process if there is one."""
         if self.child is None:
             return self.make_reader(spec)
         engine = self.child.create(spec)

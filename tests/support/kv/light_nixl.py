@@ -1,4 +1,5 @@
-"""NIXL without torch, for children that use nothing else of it: the import takes most of the time they live."""
+"""Imports NIXL without torch, for child processes that do not need it: importing torch would take most of their
+time."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 
 
 def import_nixl_without_torch() -> None:
-    """Load NIXL, which asks torch for nothing but the CUDA that it was built with.
+    """Load NIXL, which only asks torch for the version of CUDA that it was built with.
 
     That is in ``torch/version.py``, which can be loaded alone; whoever needs torch later gets all of it.
     """

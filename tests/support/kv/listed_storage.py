@@ -1,4 +1,4 @@
-"""A tier's storage that moves nothing: for tests of what is decided."""
+"""A tier's storage that moves nothing, for tests of decisions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kv_transfer.transport import Read
 
 
 class ListedStorage:
-    """Implements ``TierStorage``: remembers what it was told. ``num_ways`` blocks may be on their way at once."""
+    """Implements ``TierStorage``: records its orders. ``num_ways`` limits the blocks in flight."""
 
     def __init__(self, num_slots: int, *, kept: Sequence[bytes] = (), num_ways: int | None = None) -> None:
         self.num_slots = num_slots
@@ -23,7 +23,7 @@ class ListedStorage:
         self.lost: list[LostSlot] = []
 
     def reserve(self) -> bool:
-        """Take one of the ways, where they are bounded."""
+        """Take one of the ways, if they are limited."""
         if self.num_ways is None:
             return True
         if not self.num_ways:
@@ -43,7 +43,7 @@ class ListedStorage:
         return InProcessRead()
 
     def take_lost(self) -> Sequence[LostSlot]:
-        """What the test says, once."""
+        """The lost slots that the test set, once."""
         lost, self.lost = self.lost, []
         return lost
 

@@ -1,4 +1,4 @@
-"""A prefill engine without a model in another process, which answers like one of this process."""
+"""A prefill engine without a model in another process, with the interface of one in this process."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class NixlEngineSpec:
 
 
 class PrefillProcess:
-    """Holds one engine at a time; its rendezvous is the pipe. Calls may come from any thread.
+    """Holds one engine at a time; the pipe serves as its rendezvous. Calls may come from any thread.
 
     ``transport`` is what the engines of a test are to use.
     """
@@ -82,17 +82,17 @@ class PrefillProcess:
         theirs.close()
 
     def build(self, spec: NixlEngineSpec) -> RemoteEngine:
-        """Replace the engine there."""
+        """Replace the engine in the process."""
         self.call("build", spec)
         return RemoteEngine(self)
 
     def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:
-        """Carry a hello over."""
+        """Deliver a hello."""
         answer: Hello = self.call("accept", hello)
         return answer
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Have something done there.
+        """Call a method in the process.
 
         Raises:
             HandshakeRefusedError: The engine raised it.
@@ -119,7 +119,7 @@ class PrefillProcess:
 
 
 class RemoteEngine:
-    """The engine of another process, as ``FaultyPair`` drives it: its steps run by themselves."""
+    """An engine in another process, as ``FaultyPair`` drives it: its steps run by themselves."""
 
     def __init__(self, process: PrefillProcess) -> None:
         self._process = process
@@ -133,25 +133,25 @@ class RemoteEngine:
         self._num_open += 1
 
     def collect(self) -> None:
-        """It does so itself."""
+        """Nothing to do: it collects by itself."""
 
     def has_work(self) -> bool:
-        """True when it has news."""
+        """True if it has new results."""
         self._news += self._process.call("take")
         return bool(self._news)
 
     def has_unfinished(self) -> bool:
-        """True while an end has not been taken."""
+        """True while the end of a request has not been taken."""
         return self._num_open > 0
 
     def step(self) -> StepResult:
-        """Its news."""
+        """The new results."""
         news, self._news = self._news, []
         self._num_open -= sum(delta.finish_reason is not None for delta in news)
         return StepResult(finished=[("", delta) for delta in news])
 
     def load_report(self) -> LoadReport:
-        """What it says of itself."""
+        """Its load report."""
         if self._last is not None:
             return self._last
         report: LoadReport = self._process.call("report")
@@ -168,7 +168,7 @@ class RemoteEngine:
 
 
 class _Child:
-    """The process's side: steps the engine, and answers in between."""
+    """The child's side: steps the engine, and answers calls between steps."""
 
     def __init__(self) -> None:
         self.core: EngineCore | None = None
@@ -205,7 +205,7 @@ class _Child:
         return self.core.load_report()
 
     def turn(self) -> bool:
-        """A step if there is work."""
+        """Make a step if there is work."""
         if self.core is None:
             return False
         self.core.collect()

@@ -1,4 +1,4 @@
-"""A reader with a scripted transport, a manual clock, and a source that can be met unless it is gone."""
+"""A reader with a scripted transport, a manual clock, and a source that it can connect to unless it is gone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _hello(identity: PeerIdentity) -> Hello:
 
 @dataclass
 class ReaderBench:
-    """A reader with a scripted transport, a manual clock, and a source that can be met unless it is gone."""
+    """A reader with a scripted transport, a manual clock, and a source that it can connect to unless it is gone."""
 
     limits: ReaderLimits = field(
         default_factory=lambda: ReaderLimits(load_timeout_s=30.0, renewal_period_s=10.0, part_bytes=2 * BLOCK_BYTES)

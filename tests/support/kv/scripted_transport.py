@@ -10,7 +10,7 @@ from kv_transfer.transport import ReadState, TransportError
 
 
 class ScriptedRead:
-    """A read in the state that the test gave it last."""
+    """A read in the state that the test set last."""
 
     def __init__(self, source_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
         self.source_block_ids = tuple(source_block_ids)
@@ -23,13 +23,13 @@ class ScriptedRead:
         return self.state
 
     def close(self) -> None:
-        """Remember it; an active read must not be closed."""
+        """Note that it is closed; an active read must not be closed."""
         assert self.state is not ReadState.ACTIVE
         self.is_closed = True
 
 
 class ScriptedTransport:
-    """Implements ``Transport``. ``broken`` peers can neither be read from nor be sent to."""
+    """Implements ``Transport``. ``broken`` peers can neither be read from nor be sent messages."""
 
     needs_polling = False
 
@@ -54,7 +54,7 @@ class ScriptedTransport:
         self.peers.remove(peer)
 
     def start_read(self, peer: str, source_block_ids: Sequence[int], block_ids: Sequence[int]) -> ScriptedRead:
-        """A read that is active until the test says otherwise."""
+        """A read that stays active until the test changes its state."""
         if peer in self.broken:
             raise TransportError(peer=peer, reason="broken")
         self.reads.append(ScriptedRead(source_block_ids, block_ids))
@@ -67,10 +67,10 @@ class ScriptedTransport:
         self.sent.append((peer, decode_notification(message)))
 
     def receive(self) -> Sequence[tuple[str, bytes]]:
-        """What the test let arrive."""
+        """The messages that the test let arrive."""
         arrived, self.arrived = self.arrived, []
         return arrived
 
     def close(self) -> None:
-        """Remember it."""
+        """Note that it is closed."""
         self.is_closed = True

@@ -53,7 +53,7 @@ def run_streamed(
 
 
 def until_read_early(pair: FaultyPair[EngineCore], counter: str = "num_blocks") -> Callable[[], bool]:
-    """Holds prefill back once it announced something, until a counter of decode's early reads moves."""
+    """Holds prefill back once it has announced something, until a counter of decode's early reads grows."""
 
     def may_prefill() -> bool:
         prefill, decode = (report.counters for report in pair.reports())

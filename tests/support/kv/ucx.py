@@ -1,4 +1,4 @@
-"""What UCX may use in the agents that a test makes."""
+"""Restricts the transports of UCX for agents that a test makes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 @contextmanager
 def confined_ucx(*, transports: str | None = None) -> Iterator[None]:
-    """Agents made meanwhile, here and in children, use the loopback interface, and only these transports if any.
+    """Agents made inside the block, here and in child processes, only use the loopback interface and these transports,
+    if any are given.
 
     Left to itself UCX takes every interface of the machine, those too that others make and remove meanwhile.
     """

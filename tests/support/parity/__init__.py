@@ -1,1 +1,1 @@
-"""What the parity matrix is made of: features, answers that can be compared, and engines to ask."""
+"""Parts of the parity matrix: features, comparable answers, and engines."""

@@ -1,4 +1,4 @@
-"""Answers of the API in a form that can be compared: without what differs from call to call, streams put together."""
+"""Answers of the API in a comparable form: streams are joined, and what differs from call to call is left out."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import httpx
 import pytest
 
 LOGPROB_TOLERANCE = 2e-4
-"""Two batch shapes round differently: the last bits of a log-probability depend on who else is in a step."""
+"""Batches of different shapes round differently, so the last digits of a log-probability depend on the other requests
+of a step.
+"""
 
 Answer = dict[str, Any]
 
 
 def read_answer(response: httpx.Response) -> Answer:
-    """What an answer says, whole or streamed: its choices and its usage.
+    """The content of an answer, unstreamed or streamed: its choices and its usage.
 
     Left out is what no two answers have in common (id, time), and how much of the prompt was cached, which is what
     paths differ in.
@@ -35,7 +37,7 @@ def read_answer(response: httpx.Response) -> Answer:
 
 
 def forget_drafts(answer: Answer) -> None:
-    """Leave out how many draft tokens were verified for an answer."""
+    """Remove the number of verified draft tokens from an answer."""
     details = answer["usage"].get("completion_tokens_details", {})
     for name in ("accepted_prediction_tokens", "rejected_prediction_tokens"):
         details.pop(name, None)
@@ -44,7 +46,7 @@ def forget_drafts(answer: Answer) -> None:
 
 
 def _put_together(text: str) -> Answer:
-    """The answer that a stream's events make together; it must end with [DONE]."""
+    """The answer that results from a stream's events; the stream must end with [DONE]."""
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     assert lines[-1] == "[DONE]", text
     whole: Answer = {"usage": None}
@@ -60,11 +62,11 @@ def _put_together(text: str) -> Answer:
 
 
 _GROWING = frozenset({"text", "content", "reasoning", "reasoning_content", "arguments"})
-"""Texts of which events bring pieces; all others are said once."""
+"""Fields that events append to; all others are sent once."""
 
 
 def _add_calls(calls: list[Answer], pieces: list[Answer]) -> None:
-    """Add pieces of calls to those that have begun."""
+    """Append pieces of calls to the calls that have begun."""
     for piece in pieces:
         if piece["index"] == len(calls):
             calls.append({})
@@ -72,7 +74,7 @@ def _add_calls(calls: list[Answer], pieces: list[Answer]) -> None:
 
 
 def _add(so_far: Answer, part: Mapping[str, Any]) -> None:
-    """Add an event's part to what came before it: texts and lists grow, what is said once stays."""
+    """Merge an event into the earlier ones: texts and lists grow, other fields keep their value."""
     for name, value in part.items():
         known = so_far.get(name)
         if isinstance(value, Mapping):
@@ -89,7 +91,7 @@ def _add(so_far: Answer, part: Mapping[str, Any]) -> None:
 
 
 def assert_same(actual: Any, expected: Any, *, where: str = "answer") -> None:
-    """Equal in everything, but for the last digits of numbers that are not whole."""
+    """Check that answers are equal, except for the last digits of numbers that are not whole."""
     if isinstance(expected, dict):
         assert isinstance(actual, dict), where
         assert set(actual) == set(expected), (where, actual, expected)
@@ -107,7 +109,7 @@ def assert_same(actual: Any, expected: Any, *, where: str = "answer") -> None:
 
 
 def is_same(actual: Answer, expected: Answer) -> bool:
-    """True where ``assert_same`` says nothing."""
+    """True if ``assert_same`` accepts the answers."""
     try:
         assert_same(actual, expected)
     except AssertionError:

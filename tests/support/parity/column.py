@@ -17,7 +17,7 @@ Ask = Callable[[World, Feature], Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A way that an answer can come about, or what can go wrong on it.
+    """A path on which an answer is generated, or a fault on that path.
 
     It says for itself that its path was taken or its fault was suffered, by counters as ``World.count`` names them: an
     answer that is right because nothing happened proves nothing.
@@ -40,7 +40,7 @@ class Column:
     is_left_whole: bool = True
 
     async def answer(self, worlds: Worlds, model: Path, feature: Feature) -> Answer:
-        """The answer to a row's request."""
+        """The answer to a row's request on this path."""
         async with worlds.cell(model, self.setup, is_left_whole=self.is_left_whole) as made:
             answer = await self.ask(made, feature)
             await made.rest()  # of what happened while a request runs, engines tell only now and then

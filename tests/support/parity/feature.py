@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NUM_TOKENS = 12
-"""Tokens of an answer: enough for a worker to be lost in the middle of it."""
+"""Tokens of an answer: enough to lose a worker in the middle."""
 
 TEXT = "a baton goes from one runner to the next, and on, until the last of them has crossed the line"
-"""Some 90 tokens: several blocks, and several steps where prompts are computed in chunks of 32."""
+"""About 90 tokens: several blocks, and several steps if prompts are computed in chunks of 32."""
 
 MESSAGES = [{"role": "user", "content": TEXT}]
 
@@ -33,7 +33,7 @@ CHAT: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """Fields of a request's body, beside those that every row sends.
+    """Fields of a request's body, in addition to those that every row sends.
 
     ``is_chat``: the row goes to the chat endpoint.
     ``needs``: what the feature is seen against; the row sends it too, and the plain answer to compare with is its.
@@ -55,7 +55,7 @@ class Feature:
 
     @property
     def is_beam_search(self) -> bool:
-        """Whether its outputs are found by a search."""
+        """True if its outputs are found by beam search."""
         return bool(self.fields.get("beam_width") or self.fields.get("use_beam_search"))
 
     @property

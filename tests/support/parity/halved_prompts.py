@@ -1,4 +1,4 @@
-"""A placement that splits every prompt that may be split: predictions would do it only where somebody is busy."""
+"""A placement that splits every prompt that may be split: by predictions that only happens if a worker is busy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from router.service import RouterService
 
 
 class HalvedPrompts:
-    """The first half is computed by one worker, the rest and the tokens by another; ``inner`` places all others."""
+    """One worker computes the first half of a prompt, another one the rest and the tokens; ``inner`` places all other
+    requests.
+    """
 
     def __init__(self, inner: Placement, pool: ReplicaPool, *, head: str, tail: str) -> None:
         self._inner = inner
@@ -21,7 +23,7 @@ class HalvedPrompts:
         self._head, self._tail = head, tail
 
     def place(self, demand: Demand, *, num_blocks: int) -> Placed | None:
-        """Where a request goes."""
+        """The placement of a request."""
         head, tail = self._pool.get(self._head), self._pool.get(self._tail)
         num_tokens = demand.num_tokens // 2
         if not (demand.may_be_split and num_tokens and head and tail and head.takes_requests and tail.takes_requests):
@@ -33,7 +35,7 @@ class HalvedPrompts:
 
 @contextmanager
 def halved_prompts(service: RouterService, *, head: str, tail: str) -> Iterator[None]:
-    """In here prompts are split between these two workers of a service whose roles are elastic."""
+    """Inside the block prompts are split between these two workers of a service with elastic roles."""
     admission = service._orchestrator._admission
     inner = admission._placement
     admission._placement = HalvedPrompts(inner, service.decode_pool, head=head, tail=tail)

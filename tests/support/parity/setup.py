@@ -1,4 +1,4 @@
-"""What the cells of the parity matrix are made of: models, connectors, and how many engines of which settings."""
+"""Parts of the cells of the parity matrix: models, connectors, and engines with their settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.cluster.served_checkpoint import make_served_checkpoint
 from tests.support.router.router_rig import FAST
 
 VOCAB_SIZE = 259
-"""The byte tokenizer's: every token has a text."""
+"""The size of the byte tokenizer's vocabulary: every token has a text."""
 
 MAX_MODEL_LEN = 512
 NO_CHUNKS = 256
@@ -24,16 +24,18 @@ TIER_BYTES = 8 * 1024 * 1024
 PLAIN = ConnectorOptions(connector="inproc", streamed=False, checksums=True)
 STREAMED = replace(PLAIN, streamed=True)
 RECOMPUTES = replace(FAST, kv_lost_policy="recompute", abort_timeout_s=60.0)
-"""An order is taken note of between two steps, and a cell's engines stand in one until the test lets them go."""
+"""Workers only notice orders between two steps, and a cell's engines stay inside one until the test lets them continue.
+"""
 
 LOCAL = replace(RECOMPUTES, local_prefill_tokens=1000)
 """Decode workers compute all prompts."""
 
 ELASTIC = replace(RECOMPUTES, roles="elastic")
-"""Any worker takes any work, by predictions once there are some."""
+"""Any worker takes any work, placed by predictions once these exist."""
 
 BY_LEANING = replace(ELASTIC, decode_policy="queued_tokens")
-"""Any worker takes any work, and the policies choose among those that lean to it: always the same ones."""
+"""Any worker takes any work, placed by policies among those that lean to it, so that it always goes to the same ones.
+"""
 
 WINDOW = 33
 """Tokens that a position sees in layers with a window: a third of a prompt.
@@ -45,13 +47,13 @@ over is all that it needs to find the prompt in its own cache.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParityModel:
-    """A random model: ``changes`` are fields of its configuration that are not the usual ones."""
+    """A random model; ``changes`` are the fields of its configuration that differ from the usual ones."""
 
     architecture: str
     changes: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> Path:
-        """Make its checkpoint, with a chat template that reads all that a body can tell it."""
+        """Write its checkpoint, with a chat template that reads every parameter that a body can have."""
         make_served_checkpoint(path, self.architecture, vocab_size=VOCAB_SIZE, **self.changes)
         file = path / "tokenizer_config.json"
         config = json.loads(file.read_text())
@@ -63,32 +65,33 @@ class ParityModel:
 
 FULL = ParityModel(architecture="llama")
 ALL_WINDOWED = ParityModel(architecture="mixtral", changes={"sliding_window": WINDOW})
-"""And a mixture of experts in every layer."""
+"""All layers have a window and a mixture of experts."""
 
 PARTLY_WINDOWED = ParityModel(
     architecture="qwen2",
     changes={"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
 )
-"""Of its three layers the first sees everything: one KV cache group sees everything, and two have a window."""
+"""The first of its three layers has no window: one KV cache group without a window, and two with one."""
 
 TWO_ROTATIONS = ParityModel(architecture="gemma3", changes={"sliding_window": WINDOW})
-"""Of its four layers the third sees everything, and is rotated otherwise than the others, which have a window."""
+"""The third of its four layers has no window and another rotation than the others, which have a window."""
 
 LATENTS = ParityModel(architecture="deepseek_v3")
-"""What is cached and handed over are latents; two of its three layers have experts in groups, and shared ones."""
+"""It caches and hands over latents; two of its three layers have experts in groups, and shared experts."""
 
 
 BY_TRANSFORMERS = ParityModel(architecture="exaone4", changes={"sliding_window": WINDOW})
-"""Baton has no code for it, but layers that compute the same stand in those of transformers' code. Of its three layers
-two have a window.
+"""It runs with transformers' code, in which Baton's layers that compute the same replace the model's own. Two of its
+three layers have a window.
 """
 
 BY_ITS_OWN_LAYERS = ParityModel(architecture="cohere2", changes={"sliding_window": WINDOW})
-"""Transformers' own layers compute it: it rotates neighbouring numbers. Of its four layers one has no window."""
+"""It runs with transformers' own layers, because it rotates neighbouring numbers. One of its four layers has no window.
+"""
 
 
 def suffering(faults: FaultOptions, options: ConnectorOptions = PLAIN) -> ConnectorOptions:
-    """Connectors with faults on purpose."""
+    """Connector options with injected faults."""
     return replace(options, faults=faults, allow_faults=True)
 
 

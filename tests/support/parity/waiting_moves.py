@@ -1,4 +1,4 @@
-"""Orders as a router gives them for prompts that wait; it would do so only where one worker is clearly behind."""
+"""Orders to move waiting prompts, which a router gives by itself only if one worker is clearly behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from router.service import RouterService
 
 
 def move_waiting(service: RouterService, request_ids: Collection[str]) -> list[asyncio.Task[None]]:
-    """Tell these requests' workers to let them go to another one if they wait. Beam searches stay where they are.
+    """Order these requests' workers to let them go to another worker if they wait. Beam searches stay where they are.
 
     Returns:
         The orders that are under way: workers take note of one between two steps.

@@ -1,4 +1,4 @@
-"""A router over real engines with a small model, for cells of the parity matrix: what they ask, and what is counted.
+"""A router over real engines with a small model, for cells of the parity matrix, with requests and counters.
 
 Everything is real but the processes between the parts: the API, the router, the engines, their connectors.
 """
@@ -41,7 +41,7 @@ ROLES = ("prefill", "decode")
 
 @dataclass(slots=True, kw_only=True)
 class World:
-    """All parts of a cell. ``runners`` are those of the roles that wait for the test, by the engine's name.
+    """All parts of a cell. ``runners`` are the runners that wait for the test, by the engine's name.
 
     ``watched`` are the decode engines' runners, which know whether steps overlapped.
     """
@@ -57,7 +57,7 @@ class World:
     _before: dict[str, Counter[str]] = field(default_factory=dict)
 
     async def begin(self) -> None:
-        """Be as new: engines that were lost or went have a successor, caches are empty, and runners wait again."""
+        """Reset: lost or drained engines get successors, caches are emptied, and runners wait again."""
         await self._replace_the_lost()
         for reset in await self.service.administration.reset_prefix_cache(preempt_running=False):
             assert reset.dropped is not None, reset.reason
@@ -80,8 +80,9 @@ class World:
         return read_answer(await self.client.post(url, json=body))
 
     async def _replace_the_lost(self) -> None:
-        """Start a successor of each engine that was killed or drains; the router then knows all that are there, and no
-        others."""
+        """Start a successor for each engine that was killed or drains, and wait until the router knows exactly the
+        engines that exist.
+        """
         for pool in (self.prefill, self.decode):
             for name in [name for name, engine in pool.engines.items() if name in self.killed or engine.is_draining]:
                 self.runners.pop(name, None)
@@ -96,7 +97,7 @@ class World:
         await until(are_known, timeout_s=60)
 
     def count(self, counter: str) -> float:
-        """What all who have a counter counted since the cell began, or since ``count_anew``.
+        """The sum of a counter over everything that has it, since the cell began or since ``count_anew``.
 
         ``counter`` is "<role> <counter of its engines>", "<engine> <counter>", "router <counter>", or "runners
         num_overlaps".
@@ -108,11 +109,11 @@ class World:
         return sum(of_one[name] - self._before.get(who, Counter())[name] for who, of_one in counted.items())
 
     def count_anew(self) -> None:
-        """Forget what was counted so far."""
+        """Reset the counts."""
         self._before = self._counted()
 
     def _counted(self) -> dict[str, Counter[str]]:
-        """What everybody who lives has counted, by its name."""
+        """The counters of everything that lives, by name."""
         return {
             "router": Counter(asdict(self.service.counters)),
             "runners": Counter(num_overlaps=sum(runner.num_overlaps for runner in self.watched)),
@@ -124,29 +125,29 @@ class World:
         return self.prefill.engines[name] if name in self.prefill.engines else self.decode.engines[name]
 
     def first(self, role: str) -> str:
-        """The name of the oldest engine that was started for a role."""
+        """The name of the first engine that was started for a role."""
         return next(iter(self.prefill.engines if role == "prefill" else self.decode.engines))
 
     def _loads(self, role: str) -> dict[str, LoadReport]:
-        """Reports of the engines that live."""
+        """Load reports of the engines that live."""
         names = self.prefill.engines if role == "prefill" else self.decode.engines
         return {name: self.engine(name).load for name in names if name not in self.killed}
 
     async def lean(self, role_of: Mapping[str, str]) -> None:
-        """Have engines lean to other roles, by the order that an operator gives, and let the router know of it."""
+        """Order engines to lean to other roles, and let the router notice."""
         for name, role in role_of.items():
             await self.service.administration.lean(name, role)
         leanings = {replica.replica_id: replica for replica in self.service.decode_pool.replicas}
         await until(lambda: all(leanings[name].leaning == role for name, role in role_of.items()))
 
     async def waiting_engine(self, role: str) -> str:
-        """Wait until an engine of a role has made the steps that it may make; the name of the first that has."""
+        """Wait until an engine of a role has made its allowed steps; returns the name of the first one."""
         runners = {name: runner for name, runner in self.runners.items() if name.startswith(role)}
         await until(lambda: any(runner.is_waiting for runner in runners.values()), timeout_s=60)
         return next(name for name, runner in runners.items() if runner.is_waiting)
 
     async def kill(self, name: str) -> None:
-        """End an engine in the middle of a step; whatever it was doing goes with it."""
+        """Kill an engine in the middle of a step."""
         self.killed.add(name)
         closing = asyncio.create_task(self.engine(name).close())
         await asyncio.sleep(0)  # from here on the step that it is in is its last
@@ -159,7 +160,7 @@ class World:
             runner.open()
 
     async def rest(self) -> None:
-        """Wait until no engine holds anything for anybody."""
+        """Wait until no engine holds anything."""
 
         def rests() -> bool:
             loads = [load for role in ROLES for load in self._loads(role).values()]
@@ -202,7 +203,7 @@ def _engines(path: Path, setup: Setup) -> EngineMaker:
 
 @asynccontextmanager
 async def world(path: Path, setup: Setup | None = None) -> AsyncIterator[World]:
-    """Serve a checkpoint that has a tokenizer; at the end nothing may be held by any engine that is left."""
+    """Serve a checkpoint that has a tokenizer; at the end, no remaining engine may hold anything."""
     setup = setup or Setup()
     runners: dict[str, StepwiseRunner] = {}
     num_paced: Counter[str] = Counter()
@@ -256,7 +257,7 @@ async def world(path: Path, setup: Setup | None = None) -> AsyncIterator[World]:
 
 @asynccontextmanager
 async def asking(made: World, feature: Feature) -> AsyncIterator[asyncio.Task[Answer]]:
-    """The answer to a row's request, while it is made; the block disturbs it, and then all engines go on."""
+    """The answer to a row's request, as a task. The block disturbs its generation; afterwards all engines continue."""
     answering = asyncio.create_task(made.ask(feature))
     try:
         yield answering

@@ -1,4 +1,4 @@
-"""Worlds that several cells use, one after the other: most of what a cell costs is to build its engines and router."""
+"""Worlds that several cells use one after the other, because building engines and router is most of a cell's cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.parity.world import World, world
 
 
 class Worlds:
-    """Keeps the last world until another one is wanted, or a cell failed in it. All calls come from one event loop."""
+    """Keeps the last world until another one is needed or a cell failed. All calls come from one event loop."""
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
@@ -19,7 +19,7 @@ class Worlds:
 
     @asynccontextmanager
     async def cell(self, path: Path, setup: Setup, *, is_left_whole: bool = True) -> AsyncIterator[World]:
-        """A world with empty caches whose counters begin at 0, for a block at whose end nothing is held by anybody.
+        """A world with empty caches and counters at 0. At the end of the block nothing may be held.
 
         ``is_left_whole``: the next cell may use it; otherwise nobody else does.
         """
@@ -36,7 +36,7 @@ class Worlds:
             raise
 
     async def close(self) -> None:
-        """Close the world that is kept."""
+        """Close the last world."""
         self._kept = None
         await self._stack.aclose()
 

@@ -1,4 +1,4 @@
-"""Simulated workers whose steps take what their model says, and routers that move streams between them.
+"""Simulated workers whose steps take the time that their model predicts, and routers that move streams between them.
 
 Reports come late, and so do moved streams: what a router knows is older than what others have done since.
 """
@@ -30,7 +30,7 @@ WAITS = RouterSettings(rebalance=True, report_period_s=TICK_S)
 
 
 def replica_of(name: str, load: LoadReport, *, now_s: float) -> Replica:
-    """A worker as a router has it after a report."""
+    """A worker as a router knows it after a report."""
     replica = Replica(name)
     replica.info = WorkerInfo(
         role="decode",
@@ -60,21 +60,21 @@ class KnownPool:
 
     @property
     def replicas(self) -> Sequence[Replica]:
-        """By the reports of a tick ago."""
+        """The workers according to their reports of one tick ago."""
         return [replica_of(name, load, now_s=self._world.now_s) for name, load in self._world.reports.items()]
 
     def cached_tokens(self, demand: Demand) -> Mapping[str, int]:
-        """Nothing of any prompt."""
+        """No prompt has cached tokens."""
         return {}
 
     def age_s(self, replica: Replica) -> float:
-        """All reports are as old."""
+        """All reports have the same age."""
         return TICK_S
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SimRouter:
-    """A router, and the streams that it was given."""
+    """A router and its streams."""
 
     streams: LiveStreams
     rebalancer: Rebalancer
@@ -91,7 +91,7 @@ class _OnItsWay:
 
 @dataclass(slots=True, kw_only=True)
 class BalanceWorld:
-    """``moves`` are all that were ordered: when, which, from where to where and why."""
+    """``moves`` are all ordered moves: when, which stream, from where to where, and why."""
 
     num_workers: int
     num_routers: int = 1
@@ -131,7 +131,7 @@ class BalanceWorld:
     def add(
         self, worker: str, *, router: int = 0, num_tokens: int = 200, max_tokens: int = 5000, itl_ms: float | None = 50
     ) -> LiveStream:
-        """A stream that has been at a worker for long."""
+        """Add a stream that has been on a worker for long."""
         self._num_streams += 1
         request = GenerateRequest(
             request_id=f"r{self._num_streams}",
@@ -149,7 +149,7 @@ class BalanceWorld:
         return [stream for router in self.routers if router.is_alive for stream in router.streams.at(worker)]
 
     def load_of(self, worker: str) -> LoadReport:
-        """What a worker would report now."""
+        """The report that a worker would send now."""
         rows = self.rows(worker)
         contexts = [stream.num_context_tokens for stream in rows]
         num_used = sum(-(-number // BLOCK_SIZE) for number in contexts)
@@ -163,11 +163,11 @@ class BalanceWorld:
         )
 
     def state(self, worker: str) -> WorkerState:
-        """A worker as it is now."""
+        """The current state of a worker."""
         return worker_state(replica_of(worker, self.load_of(worker), now_s=self.now_s))
 
     def tick(self, *, grows: bool = True) -> None:
-        """Half a second: routers look one after the other, what they moved lands, streams grow, workers report."""
+        """Half a second: routers check one after the other, moved streams arrive, streams grow, workers report."""
         reports = {name: self.load_of(name) for name in self.names}
         for router in self.routers:
             if router.is_alive:
@@ -183,18 +183,18 @@ class BalanceWorld:
         self.now_s += TICK_S
 
     def run(self, num_ticks: int, *, grows: bool = True) -> None:
-        """So many ticks, with the bounds checked after each."""
+        """Run this many ticks, and check the limits after each."""
         for _ in range(num_ticks):
             self.tick(grows=grows)
             self.check_bounds()
 
     def kill(self, router: int) -> None:
-        """A router dies: its streams end with it, also those on their way."""
+        """A router dies, and its streams with it, including those that are being moved."""
         self.routers[router].is_alive = False
         self._on_their_way = [item for item in self._on_their_way if item.router is not self.routers[router]]
 
     def check_bounds(self) -> None:
-        """What no router may exceed."""
+        """Check the limits that no router may exceed."""
         for router in self.routers:
             ordered = [stream for stream in router.streams.all() if stream.order is not None]
             assert len(ordered) <= self.settings.rebalance_max_in_flight

@@ -25,7 +25,7 @@ CANNOT = 3
 
 @dataclass(slots=True, eq=False)
 class Browsing:
-    """An open page, and what it complained of."""
+    """An open page, and its error messages."""
 
     page: Page
     complaints: list[str] = field(default_factory=list)
@@ -52,7 +52,7 @@ async def browsing(url: str) -> AsyncIterator[Browsing]:
 
 
 def main() -> int:
-    """Install it where it is missing."""
+    """Install the browser if it is missing."""
     if CHROMIUM.exists():
         return 0
     if os.geteuid() != 0:

@@ -1,4 +1,4 @@
-"""A small model over a cache full of numbers, and decode steps of any batch on it, with graphs and without."""
+"""A small model over a cache filled with numbers, and decode steps of any batch on it, with and without graphs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_MODEL_LEN = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeRig:
-    """``cache`` has a scratch block behind its NUM_BLOCKS blocks."""
+    """``cache`` has a scratch block after its NUM_BLOCKS blocks."""
 
     harness: ModelHarness
     device: FakeGraphDevice
@@ -61,18 +61,18 @@ class DecodeRig:
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> torch.Tensor | None:
-        """A step by its graph, if it is for graphs."""
+        """Run a step by its graph, if there is one for it."""
         return self.graphs.run(inputs)
 
     @torch.inference_mode()
     def run_eagerly(self, inputs: StepInputs) -> torch.Tensor:
-        """The same step without."""
+        """Run the same step without a graph."""
         plans = self.attention.plan(inputs.attention)
         context = StepContext(positions=torch.from_numpy(inputs.positions), plans=plans)
         return self.harness.model.forward(torch.from_numpy(inputs.input_ids), context).clone()
 
     def random_step(self, rng: np.random.Generator, lengths: list[int]) -> StepInputs:
-        """Rows that compute their last token; no two have a block in common."""
+        """A step in which each row computes its last token; no two rows share a block."""
         block_size = self.cache.layout.block_size
         seq_lens = np.array(lengths)
         positions = seq_lens - 1
@@ -92,7 +92,7 @@ class DecodeRig:
         )
 
     def padded(self, inputs: StepInputs, batch_size: int) -> StepInputs:
-        """The step with rows behind it that compute token 0 at position 0 of the scratch block."""
+        """The step with additional rows that compute token 0 at position 0 of the scratch block."""
         attention, missing = inputs.attention, batch_size - inputs.attention.num_reqs
         scratch = self.cache.scratch_block
         zeros = np.zeros(missing, dtype=np.int64)
@@ -107,7 +107,7 @@ class DecodeRig:
         )
 
     def with_longer_row(self, inputs: StepInputs) -> StepInputs:
-        """The step with one more token in its last row, which makes it none for graphs."""
+        """The step with one more token in its last row, so that graphs cannot run it."""
         attention = inputs.attention
         again = np.array([len(inputs.positions) - 1])
         starts = attention.query_starts.copy()
@@ -124,7 +124,7 @@ class DecodeRig:
         )
 
     def blocks_without_scratch(self) -> torch.Tensor:
-        """A copy of all that a request can have."""
+        """A copy of all blocks that requests can have."""
         return self.cache.blocks[:NUM_BLOCKS].clone()
 
 

@@ -1,4 +1,4 @@
-"""A stand-in for Serve's handles: replicas are plain functions."""
+"""A fake of Serve's handles: replicas are plain functions."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Method = Callable[..., Awaitable[Any]]
 
 
 class FakeCaller:
-    """Holds what each replica answers; replicas come and go with :attr:`replicas`."""
+    """Holds the functions of the replicas; :attr:`replicas` can be changed at any time."""
 
     def __init__(self, replicas: dict[str, dict[str, Method]] | None = None) -> None:
         self.replicas = replicas or {}
         self.is_connected = False
 
     def connect(self) -> None:
-        """Take note."""
+        """Note the call."""
         self.is_connected = True
 
     def replica_ids(self) -> Sequence[str]:
-        """Who is there now."""
+        """The current replicas."""
         return list(self.replicas)
 
     async def call(self, replica_id: str, method: str, *args: object, timeout_s: float) -> Any:

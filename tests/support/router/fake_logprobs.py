@@ -1,4 +1,4 @@
-"""Log-probabilities as fake workers give them: the right shapes, and numbers by a rule."""
+"""Log-probabilities of fake workers: the right shapes, with numbers by a rule."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.contract.messages import DeltaLogprobs, GenerateRequest, LogprobTabl
 
 
 def with_logprobs(delta: TokenDelta, request: GenerateRequest, *, is_first: bool) -> TokenDelta:
-    """A delta with what its request asks to be told; ``is_first`` is the one that tells of the prompt."""
+    """A delta with the log-probabilities that its request asks for; ``is_first`` marks the one with the prompt's."""
     sampling = request.sampling
     num, num_prompt = sampling.num_logprobs, sampling.num_prompt_logprobs
     tells_prompt = num_prompt is not None and is_first
@@ -23,7 +23,7 @@ def with_logprobs(delta: TokenDelta, request: GenerateRequest, *, is_first: bool
 
 
 def _table(token_ids: Sequence[int], num_top: int) -> LogprobTable:
-    """Token 40 is the most likely everywhere, then 41 and so on; the tokens themselves come after all those."""
+    """Token 40 is the most likely everywhere, then 41 and so on; the actual tokens come after these."""
     ids = np.array([[token, *range(40, 40 + num_top)] for token in token_ids], np.int32).reshape(-1, 1 + num_top)
     order = np.array([num_top, *range(num_top)], np.float32)
     return LogprobTable(

@@ -1,4 +1,4 @@
-"""One fake worker: its switches and what it saw."""
+"""One fake worker: its switches, and what it received."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from router.pool.workers import WorkerUnavailableError
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class FakeReplica:
-    """The switches of, and what was seen by, one replica.
+    """The switches of one replica, and what it received.
 
     ``is_dead`` makes every call fail, ``has_left`` those that were not begun before;
     ``gate`` cleared makes it hang, ``status_gate`` cleared its status as well,
@@ -58,7 +58,7 @@ class FakeReplica:
         self.step_gate.set()
 
     def check_alive(self) -> None:
-        """Raise what a call to a dead actor raises."""
+        """Raise the error of a call to a dead actor."""
         if self.is_dead:
             raise WorkerUnavailableError(replica_id=self.replica_id, reason="killed by the test")
         if self.has_left:
@@ -69,7 +69,7 @@ class FakeReplica:
         return sum(1 + len(item.prompt_token_ids) // 16 for item in self.running.values()) + len(self.leases)
 
     def load(self) -> LoadReport:
-        """What a real worker would report."""
+        """The load report of a real worker in this state."""
         report = LoadReport(
             num_blocks=self.num_blocks,
             num_free_blocks=max(0, self.num_blocks - self.held_blocks()),

@@ -49,7 +49,7 @@ def finish_of(sampling: SamplingParams, token: int, num_output_tokens: int) -> F
 
 
 class _FakePool:
-    """What both fake pools share."""
+    """The common part of both fake pools."""
 
     role = ""
 
@@ -71,7 +71,7 @@ class _FakePool:
         return list(self.replicas.values())[index]
 
     def add(self, replica_id: str) -> FakeReplica:
-        """A replica that joins later."""
+        """Add a replica."""
         self.replicas[replica_id] = FakeReplica(replica_id=replica_id)
         return self.replicas[replica_id]
 
@@ -124,7 +124,7 @@ class _FakePool:
 
     @staticmethod
     async def _next_message(replica: FakeReplica, queue: asyncio.Queue[StepMessage | None]) -> StepMessage | None:
-        """The next step's, or the report of an idle period; a replica that hangs reports nothing."""
+        """The next step's message, or the report of an idle period; a replica that hangs reports nothing."""
         while True:
             try:
                 async with asyncio.timeout(REPORT_PERIOD_S):
@@ -141,12 +141,12 @@ class _FakePool:
         return queue is not None
 
     async def drain(self, replica_id: str) -> None:
-        """Take note."""
+        """Note the order."""
         self.replicas[replica_id].check_alive()
         self.drained.append(replica_id)
 
     async def reset_prefix_cache(self, replica_id: str, *, preempt_running: bool) -> CacheReset | None:
-        """Drop what the replica is said to have cached, unless requests are in the way."""
+        """Drop the blocks that the replica pretends to have cached, unless requests hold blocks."""
         replica = self.replicas[replica_id]
         replica.check_alive()
         await replica.answer_gate.wait()
@@ -164,18 +164,18 @@ class _FakePool:
         return before
 
     async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
-        """Take note, or refuse."""
+        """Note the order, or refuse it."""
         self.replicas[replica_id].check_alive()
         if not self.allows_faults:
             raise WorkerRefusedError("this cluster does not allow faults", code="faults_not_allowed")
         self.faults[replica_id] = options
 
     def has_link(self, replica_id: str) -> bool:
-        """Calls take their time here, as those over Ray do, unless a test says otherwise."""
+        """False unless a test changes it: calls take time, as those over Ray do."""
         return self.is_linked
 
     def has_stream(self, replica_id: str) -> bool:
-        """True when some router listens to the replica."""
+        """True if some router listens to the replica."""
         return any(name == replica_id for name, _ in self._queues)
 
     def kill(self, replica_id: str) -> None:
@@ -188,7 +188,7 @@ class _FakePool:
                 queue.put_nowait(None)
 
     def revive(self, replica_id: str) -> None:
-        """The replica is back, with nothing in it."""
+        """The replica is back, without any state."""
         self.replicas[replica_id].is_dead = False
 
 
@@ -234,7 +234,7 @@ class FakePrefillPool(_FakePool):
             replica.leases.discard(request_id)
 
     async def move_out(self, replica_id: str, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
-        """Let those go that wait; others hand over anyway."""
+        """Let waiting requests go; the others hand over anyway."""
         replica = self.replicas[replica_id]
         replica.check_alive()
         for request_id in request_ids if only_waiting else ():
@@ -335,7 +335,7 @@ class FakeDecodePool(_FakePool):
             replica.running.pop(request_id, None)
 
     async def move_out(self, replica_id: str, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
-        """Let requests go, without KV; other ids are ignored."""
+        """Let requests go, without their KV; unknown ids are ignored."""
         replica = self.replicas[replica_id]
         replica.check_alive()
         replica.moved.extend(request_ids)

@@ -1,4 +1,4 @@
-"""A router over real engines of this process, behind a socket."""
+"""A router over real engines in this process, behind a socket."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.support.router.live_app import live_app
 from tests.support.router.router_rig import FAST
 
 VOCAB_SIZE = 259
-"""The byte tokenizer's, so that every token has a text."""
+"""The size of the byte tokenizer's vocabulary, so that every token has a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def model_engines(path: Path, *, drafting: Drafting | None = None) -> EngineMake
 async def model_router(
     path: Path, *, num_decode: int = 1, drafting: Drafting | None = None, settings: RouterSettings = FAST
 ) -> AsyncIterator[ModelRouter]:
-    """Serve a checkpoint that has a tokenizer; at the end nothing of it is left."""
+    """Serve a checkpoint that has a tokenizer; at the end nothing may be left."""
     async with engine_pools(num_decode=num_decode, make=model_engines(path, drafting=drafting)) as (prefill, decode):
         service = RouterService(path, "tiny", {"prefill": prefill, "decode": decode}, settings)
         await service.start()

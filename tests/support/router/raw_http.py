@@ -1,4 +1,4 @@
-"""HTTP by hand, for what HTTP clients do not do: a half-closed connection, HTTP/1.0, a body that breaks off."""
+"""HTTP over raw sockets, for what HTTP clients do not do: half-closed connections, HTTP/1.0, incomplete bodies."""
 
 from __future__ import annotations
 

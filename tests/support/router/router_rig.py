@@ -1,4 +1,4 @@
-"""A router over fake workers, with an HTTP client on it: what most router tests begin with."""
+"""A router over fake workers with an HTTP client: the start of most router tests."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ FAST = RouterSettings(
     abort_timeout_s=60.0,
     roles="fixed",
 )
-"""Settings for tests: shorter periods, so that things happen soon; timeouts that no busy machine reaches, so that only
-what a test breaks is given up; and a plan for each request that is known beforehand."""
+"""Settings for tests: short periods, so that things happen soon; timeouts that even busy machines do not reach, so that
+only what a test breaks fails; and deterministic placement.
+"""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -58,7 +59,7 @@ class RouterRig:
         )
 
     def is_at_rest(self) -> bool:
-        """True when no request is anywhere and nothing is leased or reserved."""
+        """True if no request is in progress, and nothing is leased or reserved."""
         replicas = [*self.prefill.replicas.values(), *self.decode.replicas.values()]
         pools = (self.service.prefill_pool, self.service.decode_pool)
         return (
@@ -69,7 +70,7 @@ class RouterRig:
 
 
 async def until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
-    """Let the event loop run until something is so; fail when it does not become so."""
+    """Let the event loop run until a condition holds; fails if it does not in time."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 (any condition, on objects without events)
             await asyncio.sleep(0.001)
@@ -93,7 +94,7 @@ async def router_rig(
     params: type[SamplingParams] = SamplingParams,
     tracer: ProcessTracer | None = None,
 ) -> AsyncIterator[RouterRig]:
-    """A started router; at the end nothing of it is left."""
+    """A started router; at the end nothing may be left."""
     prefill = FakePrefillPool(num_prefill, next_token=next_token, max_model_len=max_model_len)
     decode = FakeDecodePool(num_decode, prefill=prefill, tokens_per_step=tokens_per_step, max_model_len=max_model_len)
     service = RouterService(

@@ -48,7 +48,7 @@ def write_model_dir(
     config: dict[str, object] | None = None,
     generation_config: dict[str, object] | None = None,
 ) -> Path:
-    """Write what the router reads of a model directory."""
+    """Write the files of a model directory that the router reads."""
     tokenizer = tokenizer or byte_level_tokenizer()
     path.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(path / "tokenizer.json"))

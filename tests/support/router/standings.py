@@ -1,4 +1,4 @@
-"""Replicas as placement sees them, for tests of it."""
+"""Replicas as placement sees them, for its tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fleet_of(*replicas: Standing) -> Standings:
 
 
 def wish_of(num_prompt_tokens: int, num_new_tokens: float, *, promise: Promise = NO_PROMISE, **others: float) -> Wish:
-    """What is to be placed, by a promise in milliseconds."""
+    """A wish to be placed, with a promise in milliseconds."""
     ttft_s, itl_s = promised_seconds(promise.ttft_ms), promised_seconds(promise.itl_ms)
     return Wish(float(num_prompt_tokens), num_new_tokens, ttft_s=ttft_s, itl_s=itl_s, **others)
 
@@ -46,15 +46,15 @@ WISHES = st.builds(
     hand_over_s=st.floats(0, 1),
     key=st.integers(0, 2**32 - 1).map(float),
 )
-"""Any request, promised something or not, whose prompt may not be split."""
+"""Any request with or without a promise, whose prompt may not be split."""
 
 
 def predictions(fleet: Standings, wish: Wish) -> list[Prediction]:
-    """At each replica, of a prompt of which nothing is cached."""
+    """Predictions for each replica, for a prompt without cached tokens."""
     replicas = [standing_at(fleet, at) for at in range(len(fleet.host))]
     return [predict(replica, wish.num_prompt_tokens, wish.itl_s, 0.0) for replica in replicas]
 
 
 def costs_at(fleet: Standings, wish: Wish) -> list[Cost]:
-    """Likewise."""
+    """Costs for each replica, likewise."""
     return [cost(standing_at(fleet, at), wish, 0.0, NEVER, 0.0) for at in range(len(fleet.host))]

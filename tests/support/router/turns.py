@@ -1,4 +1,4 @@
-"""Answers put together from any pieces of their text, and tokens held against a grammar."""
+"""Answers read from their text in any pieces, and tokens compared with a grammar."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
 
 
 def plain(turn: Turn) -> tuple[str, str, list[tuple[str, str]]]:
-    """A turn without the ids of its calls, which are drawn."""
+    """A turn without the ids of its calls, which are random."""
     return turn.reasoning, turn.content, [(call.name, call.arguments) for call in turn.calls]
 
 
 def all_text(turn: Turn) -> str:
-    """All that a turn has, without its order."""
+    """All texts of a turn, without their order."""
     return turn.reasoning + turn.content + "".join(call.name + call.arguments for call in turn.calls)
 
 
 class GrammarRig:
-    """A small tokenizer, with tokens for markers or without, and what grammars say of texts."""
+    """A small tokenizer, with or without tokens for markers, and what grammars allow."""
 
     def __init__(self, *, special: Sequence[str] = (), added: Sequence[str] = ()) -> None:
         backend: Tokenizer = byte_level_tokenizer()
@@ -65,14 +65,14 @@ class GrammarRig:
         self._tokens = llguidance.LLTokenizer(backend.to_str())
 
     def allows(self, grammar: str, text: str) -> bool:
-        """Whether the text is a whole answer."""
+        """True if the text is a complete answer."""
         matcher = llguidance.LLMatcher(self._tokens, grammar)
         assert not matcher.is_error(), matcher.get_error()
         ids = self._backend.encode(text, add_special_tokens=False).ids
         return int(matcher.try_consume_tokens(ids)) == len(ids) and bool(matcher.is_accepting())
 
     def forced(self, grammar: str, text: str) -> str:
-        """What must come behind the beginning of an answer, as far as it is certain."""
+        """The text that must follow the beginning of an answer, as far as it is certain."""
         matcher = llguidance.LLMatcher(self._tokens, grammar)
         assert not matcher.is_error(), matcher.get_error()
         assert matcher.consume_tokens(self._backend.encode(text, add_special_tokens=False).ids)

@@ -1,4 +1,4 @@
-"""A scheduler that knows what its steps take, and learns nothing from them."""
+"""A scheduler whose step times are fixed, and that learns nothing from them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from engine.scheduler.scheduler import Scheduler
 
 
 class FixedStepTime(StepTimeFit):
-    """A fit that stays what it is."""
+    """A fit that never changes."""
 
     def __init__(self, model: StepTimeModel) -> None:
         super().__init__()
         self.model = model
 
     def note(self, work: StepWork, seconds: float, *, cores: float = 1.0, passed_s: float = 0.0) -> None:
-        """Nothing is learnt."""
+        """Learn nothing."""
 
 
 def know_step_times(scheduler: Scheduler, model: StepTimeModel) -> None:
-    """Let a scheduler go by ``model`` from now on."""
+    """Have a scheduler use ``model`` from now on."""
     scheduler._timer._fit = FixedStepTime(model)

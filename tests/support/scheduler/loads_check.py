@@ -1,4 +1,4 @@
-"""What a scheduler counts of its loads, counted again."""
+"""Checks a scheduler's counts of its loads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from engine.scheduler.scheduler import Scheduler
 
 
 def check_loads(scheduler: Scheduler) -> None:
-    """Every load in flight counts once, wanted or not; the gaps of those that wait for one hold."""
+    """Check that every load in flight counts once, wanted or not, and that gaps of requests that wait for one hold."""
     remote = scheduler._remote
     assert remote.num_loading == len(remote.loading())
     assert remote.num_loading_blocks == sum(load.num_blocks for load in remote._loads.values())

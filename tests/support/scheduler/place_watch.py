@@ -1,4 +1,4 @@
-"""Watches one ``schedule``: who loses its place to a higher priority loses it to somebody who starts (O2)."""
+"""Watches one ``schedule``: a request is preempted by priority only for a request that starts (O2)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from engine.scheduler.scheduler import Scheduler
 
 
 class PlaceWatch:
-    """Made before ``schedule``, asked after it.
+    """Made before ``schedule``, checked after it.
 
     It says nothing where somebody may lose its place for another reason: without need, as a switch for tests, or
     because running requests lack blocks. While steps are in flight (not ``is_at_rest``) blocks come back later, and who
@@ -28,7 +28,7 @@ class PlaceWatch:
         self._before = {request: (request.state, request.num_preemptions) for request in self._live.values()}
 
     def check(self) -> None:
-        """Every victim is outranked by somebody who runs or loads since then."""
+        """Check that every victim is outranked by a request that has started to run or load since then."""
         if not self._is_watching:
             return
         victims = [request for request, (_, num) in self._before.items() if request.num_preemptions > num]

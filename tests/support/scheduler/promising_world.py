@@ -1,4 +1,4 @@
-"""A world whose requests were promised something, around a scheduler that takes its steps to last some time."""
+"""A world whose requests have promises, around a scheduler with given step times."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROMISES: Final = (
 
 
 class PromisingWorld(SchedulerWorld):
-    """The size of the pool says what steps are taken to last; each request is promised something else than the last."""
+    """The size of the pool determines the assumed step times; each request has another promise than the last one."""
 
     def __init__(self, config: SchedulerConfig, *, num_blocks: int, **options: Any) -> None:
         super().__init__(config, num_blocks=num_blocks, **options)
@@ -35,12 +35,12 @@ class PromisingWorld(SchedulerWorld):
         self._num_added = 0
 
     def add(self, request: GenerateRequest) -> None:
-        """Add a request; refusals pass through."""
+        """Add a request; refusals are raised."""
         self._num_added += 1
         super().add(replace(request, promise=PROMISES[self._num_added % len(PROMISES)]))
 
     def let_happen(self, event: str) -> None:
-        """One of ``RARE_EVENTS``."""
+        """Trigger one of ``RARE_EVENTS``."""
         if event == "drain":
             self.move_out()
         elif "leave" in event:

@@ -1,4 +1,5 @@
-"""What random worlds around a scheduler are made of: configurations, prompts, sampling, and what a peer has of them."""
+"""Strategies for random worlds around a scheduler: configurations, prompts, sampling, and what a peer has of a
+prompt."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ PROMPTS = st.sampled_from(
         for tail in ([], [2], [2, 3, 1])
     ]
 )
-"""Prompts of few stems, so that most have a prefix in common with most."""
+"""Prompts from few stems, so that most share a prefix with most others."""
 
 BEAMS = (
     BeamParams(width=2),
@@ -76,10 +77,10 @@ WINDOWS = st.sampled_from([(None,), (None,), (None, 5), (7,), (None, 4, 4), (Non
 """The windows of KV cache groups, in tokens: most prompts are several of them long."""
 
 SHARES = st.sampled_from([1.0, 1.0, 1.0, 0.7, 0.4])
-"""How much of a prompt a peer hands over."""
+"""The share of a prompt that a peer hands over."""
 
 FAILED_BLOCKS = st.sampled_from([1, 0, 0, 1, 2, 3, 5, 9, 10, 63])
-"""Which blocks of a load fail: bits, the first block's lowest."""
+"""The blocks of a load that fail, as bits; the first block is the lowest bit."""
 
 PRIORITIES = st.sampled_from([(0,), (1,), (2,), (1,), (0, 1), (1, 1, 0), (2, 0, 1)])
 """Priorities of the choices of one prompt, most often of its only one."""
@@ -87,4 +88,4 @@ PRIORITIES = st.sampled_from([(0,), (1,), (2,), (1,), (0, 1), (1, 1, 0), (2, 0, 
 RARE_EVENTS = st.sampled_from(
     ["drain", "some leave", "who waits leaves", "front end goes", "reset", "reset while idle"]
 )
-"""What happens to all requests at once, or to some."""
+"""Events that affect all requests at once, or some."""

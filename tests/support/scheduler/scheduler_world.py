@@ -1,4 +1,4 @@
-"""A world around one scheduler: a cache whose content is checked, a runner that is strict, and a peer that may fail.
+"""A world around one scheduler: a cache whose content is checked, a strict runner, and a peer that may fail.
 
 Steps run when they *return*, and loads write when they *end*: a block that was reused
 too early is overwritten at the worst moment, and noticed.
@@ -31,7 +31,7 @@ from tests.support.scheduler.scripted_tier import ScriptedTier
 
 
 def undisturbed_output(request: GenerateRequest, max_total_tokens: int) -> list[int]:
-    """All output tokens of a request that nothing disturbs, those that it brought along included.
+    """All output tokens of a request that nothing disturbs, including those that it brought along.
 
     A beam search has none that come one after the other: see ``undisturbed_beams``.
     """
@@ -49,7 +49,7 @@ def undisturbed_output(request: GenerateRequest, max_total_tokens: int) -> list[
 
 
 def undisturbed_beams(request: GenerateRequest, max_total_tokens: int) -> tuple[BeamResult, ...]:
-    """What the beam search of a request that nothing disturbs finds."""
+    """The result of the beam search of a request that nothing disturbs."""
     sampling, prompt = request.sampling, request.prompt_token_ids.tolist()
     assert sampling.beams is not None
     search = BeamSearch(
@@ -69,7 +69,7 @@ def undisturbed_beams(request: GenerateRequest, max_total_tokens: int) -> tuple[
 
 
 def drafts_for_worlds(max_draft_tokens: int, *, accuracy: float = 0.7, proposes_all: bool = False) -> Drafting | None:
-    """Drafts of which each is right with a probability; None for 0 of them."""
+    """Drafts that are right with a given probability; None for a probability of 0."""
     if not max_draft_tokens:
         return None
     proposer = SometimesRight(
@@ -80,7 +80,7 @@ def drafts_for_worlds(max_draft_tokens: int, *, accuracy: float = 0.7, proposes_
 
 @dataclass(slots=True)
 class Ending:
-    """What became of a request: the tokens it got here, and its last delta."""
+    """The outcome of a request: its tokens here, and its last delta."""
 
     token_ids: list[int] = field(default_factory=list)
     last: TokenDelta | None = None
@@ -151,11 +151,11 @@ class SchedulerWorld:
 
     @property
     def endings(self) -> MappingProxyType[str, Ending]:
-        """What each request got so far."""
+        """The outcome of each request so far."""
         return MappingProxyType(self._endings)
 
     def is_live(self, request_id: str) -> bool:
-        """True for a request that was taken in and has not ended."""
+        """True for an accepted request that has not ended."""
         ending = self._endings.get(request_id)
         return ending is not None and ending.last is None
 
@@ -168,7 +168,7 @@ class SchedulerWorld:
         return loads
 
     def add(self, request: GenerateRequest) -> None:
-        """Add a request; refusals pass through."""
+        """Add a request; refusals are raised."""
         self.scheduler.add_request(request)
         if request.request_id in self.requests:
             self.check_output(request.request_id)
@@ -216,13 +216,13 @@ class SchedulerWorld:
         raise AssertionError(f"still at work after {max_steps} steps")
 
     def abort(self, request_id: str) -> bool:
-        """Abort, and collect what that ended."""
+        """Abort a request, and collect what that ended."""
         was_known = self.scheduler.abort(request_id)
         self.collect(self.scheduler.take_finished())
         return was_known
 
     def end_load(self, request_id: str, failed: Sequence[int] = (), *, times: int = 1) -> None:
-        """End a load: what it brought is written now; ``failed`` are offsets into its destination.
+        """End a load: its content is written now; ``failed`` are offsets into its destination.
 
         ``times``: how often that is reported.
         """
@@ -244,21 +244,21 @@ class SchedulerWorld:
         self.handle(ConnectorEvents(loads=(ended,) * times))
 
     def stall_load(self, request_id: str) -> None:
-        """Report that a load ran out of time; it still has not ended."""
+        """Report that a load timed out, although it has not ended."""
         self.handle(ConnectorEvents(stalled=(request_id,)))
 
     def announce(self, request: GenerateRequest) -> None:
-        """Tell the scheduler of a request that is to come; refusals pass through."""
+        """Announce a future request to the scheduler; refusals are raised."""
         assert request.kv_stream is not None
         self.scheduler.add_request(request)
         assert self.scheduler.take_finished().is_empty
 
     def begin_early_read(self, stream_id: str) -> None:
-        """A read of a stream is under way from now on; it writes when it ends."""
+        """Begin a read of a stream; it writes when it ends."""
         self.connector.open_streams[stream_id].is_reading = True
 
     def end_early_read(self, stream_id: str) -> None:
-        """It ends: nobody knows yet what it brought, so it brings garbage."""
+        """End a read of a stream: nothing confirms what it read, so it writes garbage."""
         stream = self.connector.open_streams[stream_id]
         stream.is_reading = False
         self.runner.spoil(stream.block_ids)
@@ -267,7 +267,7 @@ class SchedulerWorld:
             self.handle(ConnectorEvents(ended_streams=(stream_id,)))
 
     def end_lease(self, lease_id: str, *reasons: LeaseEnd) -> None:
-        """End a lease, after checking that its blocks still hold what they stand for.
+        """End a lease, after checking that its blocks still have the right content.
 
         It ends once, however many ``reasons`` are reported at the same time; "done" if none is named.
         """
@@ -284,18 +284,19 @@ class SchedulerWorld:
         self.handle(ConnectorEvents(leases=tuple(ends)))
 
     def move_out(self) -> int:
-        """Let everybody go on elsewhere who can, and collect what that ended."""
+        """Let all requests continue elsewhere that can, and collect what that ended."""
         num_left = self.scheduler.move_out()
         self.collect(self.scheduler.take_finished())
         return num_left
 
     def order_out(self, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
-        """Tell some to go on elsewhere, and let those go who can now; others do when a step begins."""
+        """Order some requests to continue elsewhere, and let those go that can now; the others go when a step
+        begins."""
         self.scheduler.order_out(request_ids, only_waiting=only_waiting)
         self._let_go()
 
     def live_ids(self) -> list[str]:
-        """Those that were taken in and have not ended, in the order of their first arrival."""
+        """The accepted requests that have not ended, in the order of their first arrival."""
         return [request_id for request_id in self.requests if self.is_live(request_id)]
 
     def _let_go(self) -> None:
@@ -309,7 +310,7 @@ class SchedulerWorld:
         self.collect(self.scheduler.take_finished())
 
     def collect(self, result: StepResult) -> None:
-        """Note every delta; a request says nothing after its end."""
+        """Note every delta; no delta may follow the end of a request."""
         for client_id, deltas in result.deltas_by_client().items():
             for delta in deltas:
                 assert self.requests[delta.request_id].client_id == client_id
@@ -344,7 +345,7 @@ class SchedulerWorld:
             self._lent_tokens[params.lease_id] = known[: params.num_tokens]
 
     def max_tokens_of(self, request: GenerateRequest) -> int:
-        """Tokens, prompt included, that a request can have here."""
+        """The number of tokens that a request can have here, including its prompt."""
         beams = request.sampling.beams
         if beams is None or request.hand_over:
             return self.max_total_tokens
@@ -357,7 +358,7 @@ class SchedulerWorld:
         return min(self.max_model_len, num_kv_tokens + 1)
 
     def can_serve(self, request: GenerateRequest) -> bool:
-        """Whether a request is not refused."""
+        """True if a request is not refused."""
         beams, num_prompt_tokens = request.sampling.beams, len(request.prompt_token_ids)
         if beams is not None and not request.hand_over and beams.width > self.config.max_num_seqs:
             return False
@@ -372,7 +373,7 @@ class SchedulerWorld:
             assert ending.last.beams == undisturbed_beams(request, self.max_tokens_of(request))
 
     def check_output(self, request_id: str) -> None:
-        """Compare what a request got with what it gets undisturbed (I1)."""
+        """Compare the output of a request with that of an undisturbed one (I1)."""
         request, ending = self.requests[request_id], self._endings[request_id]
         if request.sampling.beams is not None:
             self._check_beams(request, ending)

@@ -16,7 +16,9 @@ PEER = PeerIdentity(engine_id="peer", incarnation="1")
 
 @dataclass(slots=True)
 class OpenLoad:
-    """A load that has not ended. ``token_ids`` is what the test knows of its content; ``tables`` are by group."""
+    """A load that has not ended. ``token_ids`` are the tokens of its content, as the test knows them; ``tables`` are by
+    group.
+    """
 
     request_id: str
     params: KVTransferParams
@@ -34,7 +36,7 @@ class OpenLoad:
 
 @dataclass(slots=True)
 class OpenStream:
-    """A stream that nobody took over. ``is_reading``: a read of it is under way, so that it cannot end at once."""
+    """A stream that no load has taken over. ``is_reading``: a read is in flight, so that it cannot end immediately."""
 
     request_id: str
     params: KVStreamParams
@@ -84,7 +86,7 @@ class ScriptedConnector:
         self._cancels: list[str] = []
 
     def offer(self, token_ids: tuple[int, ...], *, is_known: bool = True) -> KVTransferParams:
-        """A hand-over of these tokens' KV; when not ``is_known`` the connector cannot tell yet how much it has."""
+        """A hand-over of these tokens' KV; without ``is_known`` the connector cannot tell yet how much it has."""
         lease_id = f"peer-{next(self._lease_ids)}"
         self.offers[lease_id] = token_ids
         if not is_known:
@@ -99,7 +101,7 @@ class ScriptedConnector:
         self.expected.add(params.lease_id)
 
     def pass_on(self, params: KVTransferParams) -> None:
-        """Note that a hand-over's request goes on elsewhere; once."""
+        """Note that a request with a hand-over continues elsewhere; only once."""
         self.expected.remove(params.lease_id)
         del self.offers[params.lease_id]
         self.passed_on.append(params.lease_id)
@@ -131,7 +133,7 @@ class ScriptedConnector:
 
     @property
     def questions(self) -> SchedulerConnector:
-        """This connector as the one that answers all questions."""
+        """This connector as the implementation of all Protocols."""
         return SchedulerConnector(source=self, producer=self, consumer=self, take_orders=self.take_orders)
 
     def begin_load(
@@ -192,7 +194,7 @@ class ScriptedConnector:
         return self.can_stream
 
     def cancel_stream(self, stream_id: str) -> bool:
-        """Close a stream, at once unless it reads."""
+        """Close a stream, immediately unless a read is in flight."""
         stream = self.open_streams[stream_id]
         assert not stream.is_cancelled
         stream.is_cancelled = True
@@ -214,13 +216,13 @@ class ScriptedConnector:
         self.withdrawn.append(request_id)
 
     def cancel_load(self, request_id: str) -> None:
-        """Note that nobody wants a load any more; one that another source does is not ours."""
+        """Note that a load is cancelled; loads of other sources are ignored."""
         if request_id in self.open_loads:
             self.open_loads[request_id].is_cancelled = True
             self._cancels.append(request_id)
 
     def release(self, params: KVTransferParams) -> None:
-        """Note that a hand-over will not be read; once."""
+        """Note that a hand-over will not be read; only once."""
         del self.offers[params.lease_id]
         self.undecided.discard(params.lease_id)
         self.released.append(params.lease_id)
@@ -242,7 +244,7 @@ class ScriptedConnector:
         return self._params(lease_id, block_ids, num_tokens)
 
     def abort_lease(self, request_id: str) -> None:
-        """Note that a lease is to end."""
+        """Note that a lease should end."""
         self.aborted_leases.append(request_id)
 
     def take_orders(self) -> ConnectorOrders:
@@ -254,7 +256,7 @@ class ScriptedConnector:
         return orders
 
     def take_in(self, orders: ConnectorOrders) -> None:
-        """The worker's side of a step: remember what was really ordered."""
+        """The worker's side of a step: remember the actual orders."""
         self.cancelled.extend(orders.cancelled_loads)
 
     def _params(self, lease_id: str, block_ids: GroupBlocks, num_tokens: int) -> KVTransferParams:

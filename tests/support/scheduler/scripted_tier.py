@@ -1,4 +1,5 @@
-"""A tier under a test's control: it really decides, content lies in a list, and loads end when the test says so."""
+"""A tier under a test's control: its decisions are real, its content is in a list, and loads end when the test says
+so."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ class ScriptedTier:
             self.open_loads[load.request_id] = load
 
     def end_load(self, request_id: str) -> Sequence[int]:
-        """Write what the slots hold now, let go of them, and return the blocks that were written; none if not open."""
+        """Write the current content of the slots, release them, and return the blocks that were written; empty if there
+        is no such load.
+        """
         load = self.open_loads.pop(request_id, None)
         if load is None:
             return ()
