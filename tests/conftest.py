@@ -1,4 +1,4 @@
-"""Fixtures that several rooms share; each is made once a session."""
+"""Fixtures that tests of several folders share; each is made once per session."""
 
 from __future__ import annotations
 

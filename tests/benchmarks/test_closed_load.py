@@ -1,4 +1,6 @@
-"""The closed loop that Baton and its peer are measured with: what it sends, what it reads, and what it makes of it."""
+"""The closed loop with which Baton and its peer are measured: what it sends and reads, and the figures that it
+computes.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def streamed(num_tokens: int) -> bytes:
 
 @dataclass
 class Seen:
-    """What a server was asked, and over how many connections."""
+    """The requests that a server received, and the number of connections."""
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
     num_connections: int = 0

@@ -1,4 +1,4 @@
-"""What the benchmark of draft tokens predicts: answers with an edit here and there, found again behind each."""
+"""Predictions of the benchmark of draft tokens: answers with edits, which are followed again after each edit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Benchmarks say what they measured, and fail where they did not measure it."""
+"""Benchmarks report what they measured, and fail if they could not measure it."""
 
 from __future__ import annotations
 

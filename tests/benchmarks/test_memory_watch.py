@@ -1,4 +1,4 @@
-"""The judge of a soak's memory: made-up series of which one knows whether they grow, and a process that does."""
+"""The check of a soak's memory: made-up series that are known to grow or not, and a real process that grows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.memory_watch import (
 
 
 def made_up(size_mib: Callable[[float], float], *, seconds: float = 1800.0) -> list[Sample]:
-    """What a process of such a size would show, with some noise."""
+    """Samples of a process of such a size, with some noise."""
     draw = random.Random(1)
     times = [PERIOD_S * index for index in range(int(seconds / PERIOD_S))]
     return [Sample(at_s=at_s, pss_bytes=int(MIB * (size_mib(at_s) + draw.uniform(-8, 8)))) for at_s in times]

@@ -1,4 +1,4 @@
-"""What benchmarks refuse before they measure anything."""
+"""Options that benchmarks refuse before they measure anything."""
 
 from __future__ import annotations
 

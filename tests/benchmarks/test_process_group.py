@@ -1,4 +1,4 @@
-"""The servers of peers end with the benchmark, whatever they think of it."""
+"""The servers of peers end with the benchmark, even if they ignore signals."""
 
 from __future__ import annotations
 

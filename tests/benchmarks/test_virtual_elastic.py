@@ -1,4 +1,4 @@
-"""Elastic roles beside the best fixed layout: which loads are compared, and what is said of them."""
+"""Elastic roles compared with the best fixed layout: the compared loads, and the resulting rows."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class HostCluster:
         return f"http://{self.prefill.address}:8000"
 
     def ray_status(self) -> str:
-        """What Ray's autoscaler says of the nodes."""
+        """The nodes, as Ray's autoscaler reports them."""
         return self.head.ssh(f"{NODE}; ray status").stdout
 
     def wait_for_nodes(self, count: int) -> None:
@@ -87,7 +87,7 @@ class HostCluster:
         return int(self.head.run(f'{NODE}; python -c "{script}" 2>/dev/null').split()[-1])
 
     def status(self) -> dict[str, Any]:
-        """What the cluster says of itself."""
+        """The cluster's /status."""
         return read_status(self.url)
 
     def replicas(self, pool: str) -> list[dict[str, Any]]:
@@ -111,7 +111,7 @@ class HostCluster:
             return False
 
     def describe(self) -> str:
-        """What helps to understand a failure."""
+        """Information that helps to understand a failure."""
         logs = "tail -n 40 /tmp/ray/session_latest/logs/monitor.out /tmp/ray/session_latest/logs/serve/controller*.log"
         said = [self.ray_status(), self.head.ssh(logs).stdout]
         for host in self.workers:

@@ -25,7 +25,7 @@ HOME = TOP / "home"
 FOLDERS = Path("/var/tmp")
 FOLDER_PREFIX = "baton-hosts-"
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
-"""Begins the command of what must not outlive these tests, even when they are killed."""
+"""Prefix of commands that must not outlive these tests, even if the tests are killed."""
 
 INIT = Path(__file__).with_name("host_init.sh")
 START_TIMEOUT_S = 120.0
@@ -69,7 +69,7 @@ class Host:
 
     @contextlib.contextmanager
     def running(self, command: str) -> Iterator[str]:
-        """Yields the first line of what a command prints that runs until its standard input ends."""
+        """Run a command until its standard input is closed; yields the first line that it prints."""
         shell = self._in_shell(command)
         with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdin is not None
@@ -162,7 +162,9 @@ class Hosts:
         return host
 
     def _disk(self, link: Link) -> Path:
-        """What a host has in its home: made once, with an environment in which Baton's dependencies are installed."""
+        """The content of a host's home, which is made once, with an environment in which Baton's dependencies are
+        installed.
+        """
         disk = self.folder / link.namespace
         if disk.exists():
             return disk

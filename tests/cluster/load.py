@@ -65,7 +65,7 @@ class KnownAnswers:
 
 @dataclass(slots=True)
 class Load:
-    """What has become of the requests so far."""
+    """The outcomes of the requests so far."""
 
     url: str
     known: KnownAnswers
@@ -73,7 +73,7 @@ class Load:
     problems: list[str] = field(default_factory=list)
     slowest_s: float = 0.0
     num_lanes: int = NUM_LANES
-    """Lanes that go on: fewer leave the cores to what starts meanwhile."""
+    """Lanes that continue: with fewer of them, processes that start get more of the cores."""
     _is_over: bool = False
 
     def wait_for(self, count: int) -> None:

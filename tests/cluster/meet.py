@@ -32,7 +32,7 @@ NUM_BLOCKS = 4
 
 
 def main(action: str, file: Path, engine_id: str) -> None:
-    """Print what came of it."""
+    """Print the result."""
     memory = np.zeros(NUM_BLOCKS * LAYOUT.block_bytes, dtype=np.uint8)
     region = KVRegion(
         base_address=memory.ctypes.data,

@@ -49,14 +49,14 @@ class Link:
         run("ip", "-n", self.switch, "link", "set", self.outside, "up")
 
     def received_bytes(self) -> int:
-        """What came to the host since its link was made."""
+        """Bytes that the host received since its link was made."""
         (device,) = json.loads(run("ip", "-n", self.switch, "-json", "-stats", "link", "show", "dev", self.outside))
         return int(device["stats64"]["tx"]["bytes"])
 
 
 @dataclass(slots=True, kw_only=True)
 class Network:
-    """The bridge and its links. Names carry our process id, so that nobody else's are touched.
+    """The bridge and its links. Their names contain our process id, so that those of others are not touched.
 
     The bridge has a namespace of its own because this machine's packet filter may be closed to what passes through it,
     as it is where Docker runs.

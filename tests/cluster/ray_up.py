@@ -25,8 +25,8 @@ UP_TIMEOUT_S = 900.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """The operator: a home with a key, Ray's token, a checkout without an environment in it (all of it is read at every
-    `ray up`), and a copy of the file with the addresses filled in.
+    """The operator's machine: a home with a key, Ray's token, a checkout without an environment (all of it is copied at
+    every `ray up`), and a copy of the file with the addresses filled in.
     """
 
     folder: Path

@@ -1,4 +1,4 @@
-"""Redis on this machine's end of the bridge: where Ray's head keeps its books, so that they outlive it."""
+"""Redis on this machine's end of the bridge: Ray's head stores its state there, so that the state outlives the head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PASSWORD = "for-tests-only"
 
 @contextmanager
 def running_redis(folder: Path) -> Iterator[str]:
-    """Yields its address; nothing of it is left afterwards. The bridge must be there."""
+    """Yields the address of a Redis that leaves nothing behind. The bridge must exist."""
     command = [
         *DIES_WITH_US,
         *("redis-server", "--bind", str(OPERATOR), "--port", str(PORT), "--requirepass", PASSWORD),

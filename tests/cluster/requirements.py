@@ -1,4 +1,4 @@
-"""What test hosts need of this machine: installed where that can be done, named where it cannot.
+"""What test hosts need of this machine: it is installed if possible, and named otherwise.
 
 ``python -m tests.cluster.requirements``: exit code 0 where they can be made, else 3, with the reason.
 """
@@ -34,7 +34,7 @@ def why_not() -> str | None:
 
 
 def missing_programs() -> list[str]:
-    """What is not there."""
+    """The programs that are missing."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     return [program for program in PACKAGES if shutil.which(program, path=path) is None]
 

@@ -56,7 +56,7 @@ def in_service(cluster: HostCluster) -> set[str]:
 
 
 def generated_tokens(cluster: HostCluster, host: Host) -> int:
-    """What the decode worker of a machine has generated in its life."""
+    """The number of tokens that the decode worker of a machine has generated."""
     return sum(
         row["counters"]["num_generated_tokens"] for row in cluster.replicas("decode") if row["node_ip"] == host.address
     )

@@ -1,4 +1,4 @@
-"""What every connector owes an engine: blocks arrive exactly or are called invalid, and leases end once."""
+"""The contract of connectors: blocks arrive exactly or are reported as invalid, and leases end once."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_lease_of_a_waiting_request_is_kept_alive(world: KVWorld, source: Any, r
 def test_lease_of_a_request_that_goes_on_elsewhere_is_kept_for_one_more_time_to_live(
     world: KVWorld, source: Any, reader: KVEngine
 ) -> None:
-    """A drained worker may live on for a minute, and must not hold for so long what nobody may ever read."""
+    """A drained worker may live for another minute, and must not hold for that long what may never be read."""
     ttl_s = source.spec.lease_ttl_s
     met, read, unread, renewed, later = (world.unique("request") for _ in range(5))
     assert reader.load(met, source.grant(met, (3,)), (3,)).error is None

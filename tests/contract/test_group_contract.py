@@ -1,4 +1,4 @@
-"""What every connector owes an engine whose layers make several KV cache groups, some of them with a window."""
+"""The contract of connectors for engines with several KV cache groups, some of them with a window."""
 
 from __future__ import annotations
 

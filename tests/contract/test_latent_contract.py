@@ -1,4 +1,4 @@
-"""What every connector owes an engine that caches latents: one part a layer, as wide as it is."""
+"""The contract of connectors for engines that cache latents: one part per layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How every connector meets its peers: who is refused, who is gone, and who came back as someone else."""
+"""How connectors meet their peers: peers that are refused, gone, or restarted as a new incarnation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a streamed hand-over owes an engine: it may be early, and is never believed before its lease confirms it."""
+"""The contract of streamed hand-overs: blocks may arrive early, and count only once their lease confirms them."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_nothing_read_early_is_good_under_an_expired_lease(
 def test_cancelled_stream_writes_nothing_any_more(
     world: KVWorld, source: Any, reader: KVEngine, request_id: str
 ) -> None:
-    """Its blocks are somebody else's as soon as the cancellation says so."""
+    """Its blocks belong to someone else as soon as the cancellation is confirmed."""
     source.fill(SOURCE_BLOCKS, world.seed())
     _read_early(reader, source, request_id, SOURCE_BLOCKS[:2])
     if not reader.cancel_stream(request_id):

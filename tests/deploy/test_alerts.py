@@ -1,4 +1,4 @@
-"""The alerts: each is a query that Prometheus understands, asks for what is served, and is explained."""
+"""The alerts: each is a valid query for Prometheus, uses metrics that exist, and is documented."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rules() -> list[dict[str, Any]]:
 
 
 class Wanted:
-    """What a cluster was told to run."""
+    """The configured numbers of a cluster."""
 
     def __init__(self, **numbers: int) -> None:
         self._numbers = numbers
@@ -89,7 +89,7 @@ SUMMED: dict[str, Any] = {"count": len, "max": max}
 
 
 def instant_value(query: Any, samples: list[Sample]) -> Rows:
-    """What Prometheus answers to one instant of a query, of the few kinds that a rule of ours about now is made of."""
+    """The value of a query at one instant, for the few kinds of query in our rules."""
     if isinstance(query, promql_parser.ParenExpr):
         return instant_value(query.expr, samples)
     if isinstance(query, promql_parser.NumberLiteral):

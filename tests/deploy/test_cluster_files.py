@@ -1,4 +1,4 @@
-"""The files that users start a cluster from: each is held to the schema of the program that reads it."""
+"""The files from which users start a cluster: each is checked against the schema of the program that reads it."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_own_machines_name_every_worker_in_one_list_of_roles() -> None:
 
 
 def shell(command: str, home: Path) -> str:
-    """What bash prints for a command after node.sh was read, in a home directory that may be written to."""
+    """The output of a command in bash after node.sh was sourced, in a home directory that may be written to."""
     script = f"set -e; . {DEPLOY}/node.sh; {command}"
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(home)}
     result = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""What `make serve` says while it installs, with a Python that installs nothing."""
+"""The output of `make serve` while it installs, with a Python that installs nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user can mend is one line and exit code 2, before anything is served."""
+"""Mistakes that the user can correct give one line and exit code 2, before anything is served."""
 
 from __future__ import annotations
 

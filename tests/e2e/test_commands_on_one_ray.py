@@ -51,7 +51,7 @@ def kill(command: ClusterProcess) -> None:
 
 
 def test_of_two_serve_commands_at_the_same_moment_one_serves(ray: SharedRayProcess, served_model: Path) -> None:
-    """Then the one that serves is killed: its claim is nobody's, and what it left is told to the next command."""
+    """Then the one that serves is killed: its claim is free, and the next command names what it left."""
     config = {"model": str(served_model), "address": ray.address}
     both = [ClusterProcess(config, environment=ray.environment) for _ in range(2)]
     third: ClusterProcess | None = None
@@ -94,7 +94,7 @@ def write(folder: Path, config: dict[str, Any], **changes: Any) -> tuple[str, st
 async def test_claim_of_a_killed_command_is_free_and_an_update_that_fails_is_taken_back(
     ray: SharedRayProcess, served_model: Path, tmp_path: Path
 ) -> None:
-    """And a pool that follows its load is as large through all of it as it was, whatever new ones begin with."""
+    """And a pool that follows its load keeps its size through all of it, whatever size new pools start with."""
     scaling = {"max_replicas": 2, "down_delay_s": 3600}
     config = {"model": str(served_model), "dtype": "float32", "port": free_port(), "decode": {"scaling": scaling}}
     url = f"http://127.0.0.1:{config['port']}"

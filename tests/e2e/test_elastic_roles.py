@@ -1,4 +1,4 @@
-"""Workers of a real cluster that take any work: what one was started for, it leaves to the other one while it runs."""
+"""Elastic workers of a real cluster: a worker leaves the work of its own role to the other one while it runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def lean(cluster: ClusterProcess, replica_id: str, role: str) -> None:
 
 
 async def until_each_does_its_work(url: str) -> int:
-    """A router that has just started may not hear the decode worker yet, and has prompts go on where they are.
+    """A router that has just started may not know the decode worker yet, so that prompts continue where they are.
 
     Returns:
         How many the decode worker took over.

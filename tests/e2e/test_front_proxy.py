@@ -1,4 +1,4 @@
-"""Serve's HTTP proxy, where it stands in front of the routers: it dies, starts slowly, and holds what clients send."""
+"""Serve's HTTP proxy in front of the routers: it dies, starts slowly, and holds back what clients send."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ ROOM_BYTES = 16 * MIB
 CHUNK = b" " * (MIB // 4)
 
 LONG = LoadSection(streams=16, distinct=8, output_tokens=(800, 900))
-"""So long that no answer is complete before the routers hear that nobody waits for it."""
+"""Long answers, so that none is complete before the routers learn that their client has left."""
 
 GONE_S = 30.0
 """So long before its bodies' time to wait for room is over, everything that its clients left is gone from the proxy."""
 
 STALLED_S = 2.0
-"""A client whose bytes nobody takes for so long is being held back."""
+"""If no bytes of a client are read for this long, it is being held back."""
 
 
 async def test_killed_proxy_costs_its_connections_and_is_replaced(interrupted: Interrupted) -> None:
-    """What was asked over them is computed for nobody, and so it is aborted on every worker."""
+    """The requests on its connections are computed for nobody, so they are aborted on every worker."""
     cluster = interrupted.cluster
     before = read_status(cluster.url)["totals"]
     scenario = load_scenario(SCENARIO).model_copy(update={"load": LONG})
@@ -84,7 +84,7 @@ def interrupted(served_model: Path) -> Iterator[Interrupted]:
 
 
 def wait_for_processes(cluster: ClusterProcess, *names: str) -> list[psutil.Process]:
-    """Those of the cluster whose names begin so, once there is one of each."""
+    """The cluster's processes whose names begin like this, once there is at least one of each."""
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline_s:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -103,7 +103,7 @@ async def test_proxy_that_ended_while_it_started_is_replaced(interrupted: Interr
 
 
 async def test_bodies_that_nobody_reads_stay_with_their_clients(interrupted: Interrupted) -> None:
-    """All of them together would be 280 MiB in the proxy, and then in the router."""
+    """All of them together would take 280 MiB in the proxy, and then in the router."""
     cluster, url = interrupted.cluster, interrupted.cluster.url
     before = memory_of(cluster)
 
@@ -136,7 +136,7 @@ async def complete_large_once_there_is_room(url: str) -> httpx.Response:
 
 
 async def send_all_but_the_end(port: int, stack: contextlib.AsyncExitStack) -> int:
-    """A body that never ends, on a connection that stays; how much of it was taken, or could not be told from it."""
+    """Send a body that never ends, on a connection that stays open; returns how much was accepted, or may have been."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     stack.callback(lambda: None if writer.transport.is_closing() else writer.transport.abort())
     head = (
@@ -156,5 +156,5 @@ async def send_all_but_the_end(port: int, stack: contextlib.AsyncExitStack) -> i
 
 
 def memory_of(cluster: ClusterProcess) -> int:
-    """Bytes of the proxy and the router."""
+    """Bytes of memory of the proxy and the router."""
     return sum(process.memory_info().rss for process in wait_for_processes(cluster, PROXY, ROUTER))

@@ -1,4 +1,4 @@
-"""One read that never ends, on a live cluster: its worker is replaced by itself, and nothing of it is left."""
+"""A read that never ends, on a live cluster: its worker exits, is replaced, and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ async def stream(client: httpx.AsyncClient, prompt: list[int], began: asyncio.Ev
 
 @asynccontextmanager
 async def queue_behind(client: httpx.AsyncClient, asked: list[list[int]]) -> AsyncIterator[asyncio.Future[list[Any]]]:
-    """Streams of these prompts, which have begun, and behind them a queue that keeps the workers busy for the block.
+    """Streams of these prompts that have begun, and a queue after them that keeps the workers busy during the block.
 
     A cluster may answer the streams alone before this process, which waits for its turn too, can ask anything else.
     """

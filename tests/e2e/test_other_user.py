@@ -22,7 +22,7 @@ from tests.support.cluster.cluster import ClusterProcess, run_baton
 from tests.support.cluster.stranger import ASKS_FOR_CERTIFICATE, Target, answer_over_tls, findings_of, kind_of
 
 STRANGER = 61_003
-"""A user id and group id that nobody has."""
+"""An unused user id and group id."""
 
 GROUP = 61_002
 """The group in which the cluster runs: what has it belongs to the cluster, wherever it lies."""
@@ -43,7 +43,7 @@ def home() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def cluster(home: Path) -> Iterator[ClusterProcess]:
-    """`baton serve` of somebody whose home and whose folder for temporary files are as open as they usually are."""
+    """`baton serve` of a user whose home and temporary folder have the usual permissions."""
     cluster = ClusterProcess({}, group=GROUP, environment={"HOME": str(home)})
     try:
         cluster.folder.chmod(0o755)
@@ -70,7 +70,7 @@ def findings(target: Target) -> list[str]:
 
 
 def files_of_group() -> list[Path]:
-    """All that the cluster's processes made in folders that all users share, but for compiled code beside ours."""
+    """Files that the cluster's processes made in folders shared by all users, except compiled code next to ours."""
     found = []
     for top in SHARED_FOLDERS:
         for folder, folders, files in os.walk(top):
@@ -115,7 +115,7 @@ def reachable(address: str) -> str:
 
 
 def port_findings(cluster: ClusterProcess) -> list[str]:
-    """What the ports beside that of the API answer to a stranger."""
+    """What ports other than the API's answer to a stranger."""
     ports = listening(cluster.processes())
     del ports[cluster.port]
     assert ports

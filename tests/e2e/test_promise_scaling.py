@@ -50,7 +50,7 @@ def slow_model(served_model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def scaled_cluster(slow_model: Path) -> Iterator[ClusterProcess]:
-    """Promises that nobody keeps to whom requests come faster than they go."""
+    """A cluster whose promises cannot be kept if requests come faster than they are served."""
     scaling = {"by": "promise", "max_replicas": 3, "window_s": 10, "down_delay_s": 10, "start_s": 5}
     with running_cluster(
         model=str(slow_model),
@@ -77,12 +77,12 @@ def has_grown(status: dict[str, Any]) -> bool:
 
 
 def is_small_again(status: dict[str, Any]) -> bool:
-    """One worker is there, and nobody ordered another one meanwhile."""
+    """True if one worker runs, and none was ordered meanwhile."""
     return len(members(status, "prefill")) == 1 == status["scaling"]["last_changes"][-1]["wanted"]
 
 
 async def timeline(client: httpx.AsyncClient) -> list[dict[str, Any]]:
-    """What happened so far, as the live page is told."""
+    """The timeline of the live page."""
     async with client.stream("GET", "/admin/events") as response:
         async for line in response.aiter_lines():
             if line.startswith("data: "):

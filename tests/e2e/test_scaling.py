@@ -36,7 +36,7 @@ async def wait_for_decode_workers(cluster: LiveCluster, number: int) -> None:
 
 
 async def wanted_decode_workers(client: httpx.AsyncClient) -> list[str]:
-    """What /metrics says that there should be: alerts compare it with what is there."""
+    """The number of wanted workers in /metrics, which alerts compare with the number of running ones."""
     lines = (await client.get("/metrics")).text.splitlines()
     return [line.split()[-1] for line in lines if line.startswith('baton:replicas_wanted{role="decode"}')]
 

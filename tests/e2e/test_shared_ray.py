@@ -1,4 +1,4 @@
-"""Deploying to a Ray that was there before, and stays: each test leaves it as it was, for the next one."""
+"""Deploying to a Ray that existed before and stays: each test leaves it as it was, for the next one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_cluster_comes_to_an_existing_ray_and_leaves_it_running(ray: SharedRayPr
 
 
 def assert_second_cluster_is_refused(cluster: ClusterProcess, ray: SharedRayProcess) -> None:
-    """Another command on the same Ray ends with one line, whatever its port, and the first cluster goes on."""
+    """Another command on the same Ray ends with one line, whatever its port, and the first cluster continues."""
     for port in (cluster.port, free_port()):
         second = ClusterProcess({"address": ray.address, "port": port}, environment=ray.environment)
         try:

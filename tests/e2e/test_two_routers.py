@@ -1,4 +1,4 @@
-"""Two routers behind one address, with keys: what each answers is about both, and only for who may ask."""
+"""Two routers behind one address, with API keys: each answers for both, and only to permitted callers."""
 
 from __future__ import annotations
 
@@ -96,8 +96,9 @@ def test_whichever_router_answers_tells_of_both_and_of_one_that_died(client: htt
 
 
 def answers_of_both(client: httpx.Client) -> list[dict[str, Any]]:
-    """The status that each router gives once both have counted all tokens: who answers a connection is the system's
-    choice, and a client has its answer before it is counted."""
+    """The status that each router gives once both have counted all tokens. The system chooses which router gets a
+    connection, and a client has its answer before it is counted.
+    """
     deadline_s = time.monotonic() + WAIT_S
     answers: dict[str, dict[str, Any]] = {}
     while len(answers) < 2 or any(row["totals"]["tokens"] < NUM_REQUESTS * NUM_TOKENS for row in answers.values()):
@@ -108,7 +109,7 @@ def answers_of_both(client: httpx.Client) -> list[dict[str, Any]]:
 
 
 def test_an_answer_that_was_given_before_comes_in_fewer_steps(client: httpx.Client) -> None:
-    """Drafts out of earlier answers, in a real cluster: the same text, and some of it was guessed."""
+    """Drafts from earlier answers in a real cluster: the same text, with some accepted drafts."""
     body = {"prompt": [7] * 9, "max_tokens": 16, "ignore_eos": True, "temperature": 0}
 
     texts = {client.post("/v1/completions", json=body).json()["choices"][0]["text"] for _ in range(3)}

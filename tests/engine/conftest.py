@@ -1,4 +1,4 @@
-"""Checkpoints that the engine's tests share; each is made once a session."""
+"""Checkpoints that the engine's tests share; each is made once per session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CheckpointMaker = Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> CheckpointMaker:
-    """A random checkpoint of an architecture, as ``make_checkpoint`` makes it; nobody may change its files."""
+    """A random checkpoint of an architecture, as ``make_checkpoint`` makes it; tests must not change its files."""
     made: dict[str, Path] = {}
 
     def make(architecture: str) -> Path:

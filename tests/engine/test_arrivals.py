@@ -1,4 +1,4 @@
-"""Routers are told of each other's requests as soon as these come, not when the step that runs has ended."""
+"""Routers learn of each other's requests as soon as these arrive, not when the current step has ended."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def until(stream: AsyncIterator[StepMessage], is_told: Callable[[LoadRepor
 
 
 class BusyEngine:
-    """An engine within a step, and what another client than the sender hears of it."""
+    """An engine inside a step, and what another client than the sender receives."""
 
     def __init__(self) -> None:
         core = chain_engine()

@@ -273,7 +273,7 @@ async def test_engine_is_not_stalled_by_time_in_which_its_process_did_not_run(
 
 
 class ClosedGate:
-    """Lets nobody in."""
+    """A gate that admits no request."""
 
     def ask(self, request: Request, draft: StepDraft, num_tokens: int, /) -> Verdict:
         """Never."""

@@ -1,4 +1,4 @@
-"""The stream of a router that mirrors the prefix cache, while the engine takes its time."""
+"""The stream of a router that mirrors the prefix cache, while the engine is slow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PERIOD_S = 0.05
 
 
 class Bench:
-    """An engine whose steps can be held, and one router's stream of it."""
+    """An engine whose steps can be held, and one router's stream from it."""
 
     def __init__(self) -> None:
         core = chain_engine(scheduler=SchedulerConfig(max_num_seqs=16, enable_cache_events=True))

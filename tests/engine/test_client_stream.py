@@ -1,4 +1,4 @@
-"""What waits for one client is taken together, and not more often than it is worth."""
+"""Messages that wait for one client are taken together, and not more often than pays off."""
 
 from __future__ import annotations
 

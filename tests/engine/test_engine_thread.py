@@ -1,4 +1,4 @@
-"""The thread that owns an engine: what it does itself, and what does not wait for it."""
+"""The thread that owns an engine: what it does itself, and what does not have to wait for it."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class BusyConnector:
 
 
 async def test_handshake_keeps_nothing_else_waiting_on_the_event_loop() -> None:
-    """The connector answers between its reads, and may be busy with one; the streams of all routers go on."""
+    """The connector answers between its reads, and may be busy with one; the streams of all routers continue."""
     core = chain_engine()
     engine = AsyncEngine(lambda: core)
     await engine.start()

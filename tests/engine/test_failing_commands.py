@@ -1,4 +1,4 @@
-"""What is left of an engine whose books turn out to be damaged while it does what it was asked for."""
+"""What happens to an engine whose bookkeeping turns out to be damaged while it carries out a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled kernels are kept, and not after anything of their sources changed."""
+"""Compiled kernels are cached until any of their sources change."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sources(tmp_path: Path) -> Path:
 
 
 def run_gate(sources: Path, **environment: str) -> float:
-    """What the gate kernel of a copy makes of 3 and 3, in a process of its own."""
+    """The result of a copy's gate kernel for 3 and 3, in a process of its own."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
     result = subprocess.run(
         [sys.executable, "-c", GATE],
@@ -119,7 +119,7 @@ def test_where_nothing_can_be_written_at_all_kernels_are_compiled_each_time(sour
 
 
 def test_folder_that_others_can_write_is_left_alone(sources: Path, tmp_path: Path) -> None:
-    """What is in it would be run."""
+    """Otherwise code in it would be executed."""
     run_gate(sources, NUMBA_CACHE_DIR=str(tmp_path / "shared"))
     (folder,) = (tmp_path / "shared").iterdir()
     shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""When an engine tells its load anew."""
+"""When an engine reports its load again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine's thread tells a router: at once where it may, together where it may not, and never by waiting."""
+"""What the engine's thread sends to a router: immediately if it may, otherwise together, and never by waiting."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Reader:
 
     @property
     def tokens(self) -> list[list[int]]:
-        """Those of each message that has some."""
+        """The tokens of each message that has some."""
         return [[token for delta in item.deltas for token in delta.token_ids] for item in self.messages if item.deltas]
 
     async def wait_for(self, num_messages: int) -> None:

@@ -1,4 +1,4 @@
-"""F3: an answer is followed along what its caller predicted, and found again where it left it."""
+"""F3: an answer is followed along its caller's prediction, and found again after it has left it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.engine.proposers import RepeatLast
 
 TOKENS = st.lists(st.integers(0, 5), max_size=40)
 TEXT = list(range(100, 140))
-"""No token stands there twice."""
+"""No token occurs twice."""
 
 PROMPT = (1, 2, 3)
 NUM_TOKENS = 40

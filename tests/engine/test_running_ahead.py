@@ -1,4 +1,4 @@
-"""F5: a step is scheduled and launched while another one runs; nobody can tell, except by the clock.
+"""F5: a step is scheduled and launched while another one runs; only the clock shows a difference.
 
 The engines here have no model, and a device that computes as late as it may (``ChainRunner``).
 """
@@ -154,7 +154,7 @@ ARRIVALS = st.builds(
 
 @dataclass
 class Life:
-    """All that an engine said of some arrivals."""
+    """Everything that an engine returned for some arrivals."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
     ends: dict[str, TokenDelta] = field(default_factory=dict)

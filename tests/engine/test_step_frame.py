@@ -147,7 +147,7 @@ _DELTAS = st.tuples(
 
 
 def told(deltas: Iterable[TokenDelta], request_id: str) -> tuple[list[int], list[object]]:
-    """A request's tokens, and all else that is said of it, in order."""
+    """A request's tokens, and everything else in its deltas, in order."""
     own = [delta for delta in deltas if delta.request_id == request_id]
     said: list[object] = []
     for delta in own:

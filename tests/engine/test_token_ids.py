@@ -1,4 +1,4 @@
-"""A prompt's tokens, packed once: what they are equal to, and what the way to an engine's rows costs."""
+"""A prompt's tokens, packed once: what they equal, and what it costs to bring them to an engine's rows."""
 
 from __future__ import annotations
 

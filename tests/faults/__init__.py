@@ -1,1 +1,1 @@
-"""A real cluster that is broken in every way."""
+"""Faults of every kind on a real cluster."""

@@ -23,13 +23,13 @@ RECOVERY_S = 240
 LEASE_TTL_S = 10
 HEALTH_CHECK_S = 30
 SILENCE_S = 15
-"""Shorter than any worker stands still here, and longer than one gets no processor while others start beside it."""
+"""Less than any stopped worker stands still here, and more than one waits for a core while others start."""
 
 Steps = Sequence[Mapping[str, Any]]
 
 
 async def suffer(cluster: TwoNodes, name: str, *steps: Mapping[str, Any], **checks: Any) -> ChaosReport:
-    """A scenario of these steps; it must end well."""
+    """Run a scenario with these steps; all checks must hold."""
     content = {"name": name, "load": LOAD, "checks": checks}
     scenario = parse_scenario({**content, "steps": [*steps, {"wait_for_recovery": RECOVERY_S}]}, where=name)
     report = await ChaosRunner(scenario, url=cluster.url, headers=cluster.headers, tell=print).run()
@@ -59,7 +59,7 @@ def cluster(served_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def steps_of(name: str) -> Steps:
-    """What breaks in a scenario that comes with Baton."""
+    """The steps of a scenario that comes with Baton."""
     steps = load_scenario(CHAOS / f"{name}.yaml").steps
     return [
         step.model_dump(exclude_unset=True, by_alias=True)

@@ -21,7 +21,7 @@ from tests.support.engine.step_driver import StepDriver
 pytestmark = pytest.mark.gpu
 
 PAGED_BLOCK_SIZE = 256
-"""What every kernel takes."""
+"""A block size that every kernel supports."""
 MAX_NUM_SEQS = 12
 NUM_STEPS = 40
 
@@ -38,7 +38,8 @@ def _runner(path: Path, *, cuda_graphs: bool, is_fused: bool = True, block_size:
 
 
 def _decode(runner: ModelRunner, num_rows: int, *, num_prompts: int = 0) -> tuple[list[dict[int, int]], list[bytes]]:
-    """Prompts of different lengths, then steps of all rows; the tokens, and the blocks that belong to nobody.
+    """Prefill prompts of different lengths, then decode all rows; returns the tokens, and the blocks that belong to no
+    row.
 
     ``num_prompts``: how many rows are prefilled, of which the first ``num_rows`` go on; as many by default.
     """

@@ -1,4 +1,4 @@
-"""The built-in model says in Baton what it says in transformers, and it is right."""
+"""The built-in model gives the same answers in Baton and in transformers, and they are right."""
 
 from __future__ import annotations
 

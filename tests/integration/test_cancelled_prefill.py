@@ -1,4 +1,4 @@
-"""A prefill that is cancelled half-way leaves nothing that is half-written."""
+"""A prefill that is cancelled half-way leaves no half-written blocks."""
 
 from __future__ import annotations
 

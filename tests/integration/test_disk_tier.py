@@ -140,7 +140,7 @@ def test_k9_i1_loads_from_disk_that_go_wrong_change_no_token(tmp_path: Path, fau
 
 @pytest.mark.behaviour("K9", "B4")
 def test_k9_b4_a_mirror_follows_the_cache_though_the_disk_kept_more_than_it_saw(tmp_path: Path) -> None:
-    """What an earlier worker left was never told of, so that its end is not told of either."""
+    """Blocks that an earlier worker left were never announced, so their removal is not announced either."""
     scheduler = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8, enable_cache_events=True)
     with tiered_engine(num_blocks=12, num_disk_blocks=24, disk_path=tmp_path, order=ONLY_DISK) as engine:
         for start in (0, 100, 200):

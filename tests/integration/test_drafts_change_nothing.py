@@ -196,7 +196,7 @@ def test_preempted_requests_say_the_same_with_drafts(world: World, kind: Kind) -
 
 @pytest.mark.parametrize("kind", ["record", "same model"])
 def test_a_request_that_moved_with_its_tokens_says_the_same_with_drafts(world: World, kind: Kind) -> None:
-    """Another engine goes on from some of the tokens: positions count from the prompt's first token everywhere."""
+    """Another engine continues after some of the tokens; positions count from the prompt's first token everywhere."""
     engine = world.engine(kind)
     moved = [
         replace(request, output_token_ids=tuple(world.undisturbed[request.request_id].output.token_ids[:3]))
@@ -248,7 +248,7 @@ class Rigged:
         self.proposer: Proposer = RepeatLast()
 
     def propose(self, contexts: Sequence[DraftContext]) -> Sequence[Draft]:
-        """What the one of now says, in tokens that there are."""
+        """The drafts of the current proposer, limited to valid tokens."""
         drafts = self.proposer.propose(contexts)
         return [Draft([min(token, VOCAB_SIZE - 1) for token in draft.token_ids]) for draft in drafts]
 

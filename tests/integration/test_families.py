@@ -1,4 +1,4 @@
-"""I1 for architectures that compute something else than Llama: transformers' greedy and seeded tokens."""
+"""I1 for architectures that differ from Llama: transformers' greedy and seeded tokens."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _requests() -> list[GenerateRequest]:
 
 
 def _drawn_from_the_oracle(oracle: PreTrainedModel, prompt: list[int], output: list[int]) -> list[int]:
-    """What our sampler draws from transformers' logits at each place of an output."""
+    """The tokens that our sampler draws from transformers' logits at each position of an output."""
     logits = oracle_logits(oracle, prompt + output[:-1])[len(prompt) - 1 :]
     rig = SamplerRig()
     rig.set(0, SAMPLING, tuple(prompt), tuple(output))

@@ -50,7 +50,7 @@ FEWER = settings(MANY, max_examples=max(NUM_SCHEMAS * 3 // 10 // BATCH, 1))
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What came out: all of an answer, and why it ended."""
+    """An output: its whole text, and why it ended."""
 
     text: str
     reason: FinishReason | None
@@ -79,7 +79,7 @@ def tokenizer(path: Path) -> Tokenizer:
 
 
 def say(core: EngineCore, tokenizer: Tokenizer, grammars: Sequence[GrammarText]) -> list[tuple[int, Said]]:
-    """What the model says under each grammar at each temperature, with the grammar's number."""
+    """The outputs of the model under each grammar at each temperature, with the grammar's number."""
     requests = {
         f"{number} at {temperature}": (number, request(grammar, temperature, seed=number))
         for number, grammar in enumerate(grammars)
@@ -161,7 +161,7 @@ def test_f1_drafts_change_nothing_under_a_grammar(
 def test_f1_drafts_that_do_not_fit_a_grammar_are_not_computed(
     core: EngineCore, tokenizer: Tokenizer, predicted: str, has_drafts: bool
 ) -> None:
-    """What a caller predicts is followed as far as the answer may say it."""
+    """A caller's prediction is followed as far as the grammar allows it."""
     asked = replace(request(regex_grammar("(ab){20}"), 1.0, seed=1), request_id="a")
     (prediction,) = tokenizer.encode_all([predicted], add_special_tokens=False)
     before = core.stats().scheduler

@@ -224,7 +224,7 @@ def test_waiting_request_passes_its_hand_over_on(pair: tuple[EngineCore, EngineC
 def test_move_in_the_middle_of_a_model_gives_the_same_tokens(
     architecture: str, oracle_case: Callable[[str], OracleCase]
 ) -> None:
-    """Models whose layers have windows, all or some of them: a move takes of these what the next token sees."""
+    """Models with windows in all or some layers: a move takes from these what the next token sees."""
     case = oracle_case(architecture)
     requests = [greedy_request(str(n), prompt, max_tokens=NUM_TOKENS) for n, prompt in enumerate(case.prompts)]
     with inproc_pair(small_engine_config(case.path)) as (source, target):

@@ -55,7 +55,9 @@ def blocks_of_the_code(tokenizer: Tokenizer, prompt: tuple[int, ...]) -> list[in
 
 
 def answer(tokenizer: Tokenizer, request: GenerateRequest, *, num_damaged: int, checksums: bool) -> tuple[str, int]:
-    """What the pair says when the code's blocks are damaged after the prefill; and the tokens computed again."""
+    """The pair's answer if the blocks of the code are damaged after the prefill, and the number of recomputed
+    tokens.
+    """
     built: dict[str, BuiltEngine] = {}
 
     def builder(name: str) -> CoreBuilder:

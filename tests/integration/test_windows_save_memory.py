@@ -38,7 +38,7 @@ ModelOf = Callable[[tuple[str, ...]], Path]
 
 @pytest.fixture(scope="module")
 def model_of(tmp_path_factory: pytest.TempPathFactory) -> ModelOf:
-    """A small Gemma 3 whose layers are of these types."""
+    """A small Gemma 3 with layers of these types."""
     paths: dict[tuple[str, ...], Path] = {}
 
     def model(layer_types: tuple[str, ...]) -> Path:
@@ -66,7 +66,7 @@ def long_requests(num_requests: int) -> list[GenerateRequest]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldBytes:
-    """Bytes of a KV cache that requests hold: the most at any time, and behind each step in which all decode."""
+    """Bytes of a KV cache that requests hold: the maximum, and after each step in which all decode."""
 
     most: int
     at_rest: tuple[int, ...]
@@ -74,7 +74,7 @@ class HeldBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOver:
-    """Bytes of all hand-overs: what leases pinned and what was transferred, in sum, and what decode held at most."""
+    """Bytes of all hand-overs: leased and transferred in sum, and the most that decode held."""
 
     leased: int
     transferred: int
@@ -89,7 +89,7 @@ def config_of(path: Path, *, chunk_tokens: int = WINDOW) -> EngineConfig:
 
 
 def held_bytes(core: EngineCore, block_bytes: int) -> int:
-    """What requests and leases hold now, over all KV cache groups, as `/status` tells it."""
+    """The bytes that requests and leases hold now, over all KV cache groups, as in `/status`."""
     return sum(core.load_report().held_blocks_by_group) * block_bytes
 
 

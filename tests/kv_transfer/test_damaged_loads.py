@@ -131,7 +131,7 @@ def test_any_flipped_bit_changes_the_checksum_of_its_block_alone(data: bytes, bi
 
 @pytest.mark.parametrize("block_id", [-1, 3])
 def test_bytes_beside_the_region_are_not_looked_at(block_id: int) -> None:
-    """The hash of what lies there would be that of another's memory, or the end of the process."""
+    """Hashing them would read other memory, or crash the process."""
     array = np.zeros(24, dtype=np.uint8)
     memory = HostBlockMemory(
         KVRegion(base_address=array.ctypes.data, num_blocks=3, block_bytes=8, memory=MemoryKind.DRAM, device_index=0)

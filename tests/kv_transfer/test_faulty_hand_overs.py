@@ -115,7 +115,7 @@ def test_every_flipped_bit_is_found() -> None:
 
 
 def test_without_checksums_flipped_bits_change_answers() -> None:
-    """What the other tests rely on: an answer is right only if every block it was made from is."""
+    """The other tests rely on this: an answer is right only if every block that it was computed from is."""
     requests = _requests(20)
     with faulty_pair(FaultOptions(seed=2, bit_flips=1.0), checksums=False, is_fast=False) as pair:
         answers = pair.run(requests)

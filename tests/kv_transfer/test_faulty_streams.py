@@ -116,7 +116,7 @@ def test_blocks_that_are_reused_under_the_early_read_are_never_believed(
 
 
 def test_damaged_early_block_is_read_again_and_nothing_is_recomputed() -> None:
-    """What was read early and is wrong costs another read; prefill waits here until it was found to be wrong."""
+    """An early read with wrong content costs another read; prefill waits here until the damage is noticed."""
     requests = [greedy_request("request", range(64), max_tokens=NUM_TOKENS)]
     faults = FaultOptions(schedule=(ScheduledFault(fault=Fault.BIT_FLIPS, nth=1),))
     with faulty_pair(faults, chunk_tokens=CHUNK_TOKENS, is_fast=False) as pair:

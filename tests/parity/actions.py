@@ -17,7 +17,7 @@ MAX_WARM_UPS = 30
 
 
 async def twice(made: World, feature: Feature) -> Answer:
-    """What was asked before is asked again."""
+    """Send the same request twice."""
     await made.ask(feature)
     await made.rest()
     made.count_anew()
@@ -57,14 +57,14 @@ async def while_it_is_computed(made: World, feature: Feature) -> Answer:
 
 
 async def killing_prefill(made: World, feature: Feature) -> Answer:
-    """The worker dies while it computes the prompt, and another one begins anew."""
+    """The worker dies while it computes the prompt, and another one starts again."""
     async with asking(made, feature) as answering:
         await made.kill(await made.waiting_engine("prefill"))
     return await answering
 
 
 async def killing_decode(made: World, feature: Feature) -> Answer:
-    """The worker dies in the middle of the answer, and another one goes on behind the last token that was sent."""
+    """The worker dies in the middle of the answer, and another one continues after the last token that was sent."""
     async with asking(made, feature) as answering:
         victim = await made.waiting_engine("decode")
         assert made.count(f"{victim} num_generated_tokens") > 0
@@ -73,7 +73,7 @@ async def killing_decode(made: World, feature: Feature) -> Answer:
 
 
 async def draining_decode(made: World, feature: Feature) -> Answer:
-    """The worker is told to go in the middle of the answer, and another one goes on with its KV."""
+    """The worker is drained in the middle of the answer, and another one continues with its KV."""
     return await _draining(made, feature, made.decode, "decode")
 
 
@@ -88,7 +88,7 @@ async def _draining(made: World, feature: Feature, pool: EnginePool, role: str) 
 
 
 async def rebalancing(made: World, feature: Feature) -> Answer:
-    """The requests of a worker are told to go on at the other one in the middle of the answer, with their KV."""
+    """The requests of a worker are ordered in the middle of the answer to continue on the other one, with their KV."""
     async with asking(made, feature) as answering:
         source = await made.waiting_engine("decode")
         (target,) = set(made.decode.engines) - {source}
@@ -155,7 +155,7 @@ async def changing_roles(made: World, feature: Feature) -> Answer:
 
 
 async def draining_a_swapped_one(made: World, feature: Feature) -> Answer:
-    """A worker that was started for prompts generates, and is told to go in the middle of it."""
+    """A worker that was started for prompts generates, and is drained in the middle of that."""
     await _swap_roles(made)
     return await _draining(made, feature, made.prefill, "prefill")
 

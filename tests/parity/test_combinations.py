@@ -51,10 +51,10 @@ JOINED: tuple[Mapping[str, Any], ...] = (
     {"prompt": TEXT[:50] * 3},
     {"prompt": [TEXT[:60], TEXT[9:]]},
 )
-"""What any request may ask for beside all the others."""
+"""What any request may ask for in addition to all others."""
 
 DISTURBED = ("greedy", "json_schema", "several prompts", "stream", "chat", "repetition penalty")
-"""Of these one is asked as a column wants it, beside all others: columns know what rows must show of their paths."""
+"""One of these is requested as its column wants it, while all others run: columns check what rows must show."""
 
 TAKES_ONE = ("moved while it waits", "replaced source", "lost kv prefilled again")
 """Columns whose faults are for one request that is alone."""
@@ -84,7 +84,9 @@ async def ask_all(made: World, column: str, rows: list[Feature]) -> list[Answer]
 @pytest.mark.parametrize("number", range(NUM_DRAWN))
 @pytest.mark.parametrize("column", [name for name in COLUMNS if name not in TAKES_ONE])
 async def test_requests_that_share_workers_are_answered_as_alone(tmp_path: Path, column: str, number: int) -> None:
-    """With drafts nobody draws: several tokens a step are rounded otherwise than one, and a draw may fall between."""
+    """With drafts, no row samples randomly: several tokens per step are rounded differently from one, which could
+    change a draw.
+    """
     draw = random.Random(f"{column} {number}")
     path = MODELS[draw.choice(list(MODELS))].write(tmp_path / "model")
     setup = COLUMNS[column].setup

@@ -33,7 +33,7 @@ def sent_to(*, is_chat: bool) -> set[str]:
 
 
 def test_every_field_is_sent_by_a_row() -> None:
-    """What both endpoints take is seen by one of them."""
+    """A parameter of both endpoints only needs a row for one of them."""
     of_chats, of_texts = fields_of(ChatBody), fields_of(CompletionBody)
     shared = (of_chats & of_texts) - sent_to(is_chat=True) - sent_to(is_chat=False)
     own = (of_chats - of_texts - sent_to(is_chat=True)) | (of_texts - of_chats - sent_to(is_chat=False))

@@ -63,7 +63,7 @@ async def worlds() -> AsyncIterator[Worlds]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(models: dict[str, Path]) -> AsyncIterator[Undisturbed]:
-    """What one engine answers to a row; it is asked once."""
+    """The answers of one engine without faults, each computed once."""
     answers: dict[tuple[str, str], Answer] = {}
     kept = {model: Worlds() for model in models}
 

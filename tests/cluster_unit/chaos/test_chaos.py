@@ -1,4 +1,4 @@
-"""The scenario language, what is told of a run, and what counts as lost, wrong or leaked."""
+"""The scenario language, the report of a run, and what counts as lost, wrong or leaked."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_error_that_baton_tells_is_excused_by_no_router(started_s: float) -> Non
 
 
 async def _serves_nobody(scope: Scope, receive: Receive, send: Send) -> None:
-    """What Serve's proxy does with an answer that does not come: it leaves the words to its server."""
+    """Serve's proxy when an answer does not come: it leaves the response to its HTTP server."""
 
 
 async def _breaks_off(scope: Scope, receive: Receive, send: Send) -> None:

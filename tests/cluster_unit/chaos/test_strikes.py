@@ -1,4 +1,4 @@
-"""Whether the faults of a scenario struck, and what is told of those that did not."""
+"""Whether the faults of a scenario struck, and the messages about those that did not."""
 
 from __future__ import annotations
 

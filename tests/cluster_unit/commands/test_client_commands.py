@@ -1,4 +1,4 @@
-"""The commands that talk HTTP, where something else than a cluster answers, or a report cannot be written."""
+"""Commands that use HTTP, when the server is not a cluster or a report cannot be written."""
 
 from __future__ import annotations
 

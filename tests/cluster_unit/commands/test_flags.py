@@ -27,7 +27,7 @@ def plan(*arguments: str, **variables: str) -> str:
 
 
 def problem(*arguments: str, **variables: str) -> str:
-    """What a command says of its input."""
+    """The error message of a command about its input."""
     result = CliRunner().invoke(app, list(arguments), env=variables)
     assert result.exit_code != 0
     return str(result.exception) if isinstance(result.exception, ConfigFileError) else result.stderr

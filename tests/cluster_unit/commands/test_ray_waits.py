@@ -29,11 +29,11 @@ class Home:
         return None
 
     def is_alive(self) -> bool:
-        """As it was set."""
+        """True if the test set it."""
         return self.there
 
     def is_there(self) -> bool:
-        """As it was set."""
+        """True if the test set it."""
         return self.there
 
     def kill(self) -> None:
@@ -56,7 +56,7 @@ def handlers() -> Iterator[None]:
 
 
 def wait() -> None:
-    """As Ray does: of what a handler raises, a KeyboardInterrupt comes out, and it is not the one that was raised."""
+    """Like Ray: if a signal handler raises, another KeyboardInterrupt is raised instead."""
     try:
         assert not threading.Event().wait(WAIT_S)
     except KeyboardInterrupt:
@@ -64,7 +64,7 @@ def wait() -> None:
 
 
 def wait_and_fail() -> None:
-    """As Ray does where a call notices by itself what became of its servers."""
+    """Like Ray, if a call notices by itself that its servers are gone."""
     try:
         wait()
     except KeyboardInterrupt:

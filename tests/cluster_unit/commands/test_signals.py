@@ -1,4 +1,4 @@
-"""Being asked to stop, at any moment."""
+"""Stop signals at any moment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def handlers() -> Iterator[None]:
 
 
 def interrupted(done: list[str]) -> None:
-    """Work during which somebody presses Ctrl-C."""
+    """Work during which Ctrl-C is pressed."""
     with holding_signals():
         signal.raise_signal(signal.SIGINT)
         done.append("work")

@@ -1,4 +1,4 @@
-"""What is shown of a cluster that starts: stages as they come, and how long the rest of one takes."""
+"""The display while a cluster starts: the current stage, and how long the rest of a stage will take."""
 
 from __future__ import annotations
 

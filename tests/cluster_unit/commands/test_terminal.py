@@ -1,4 +1,4 @@
-"""What a model or another caller wrote does not steer the terminal of whoever looks at it."""
+"""Texts of models and other callers cannot control the terminal of whoever looks at them."""
 
 from __future__ import annotations
 

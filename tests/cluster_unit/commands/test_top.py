@@ -107,7 +107,7 @@ class BrokenRouter(httpx.BaseTransport):
         self._models = list(models)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """A stream that ends after one event, or nobody who listens."""
+        """A stream that ends after one event, or no server."""
         model = self._models.pop(0) if self._models else None
         if model is None:
             raise httpx.ConnectError("refused", request=request)

@@ -21,7 +21,7 @@ PARTS = ("tokenize", "queue", "prefill_queue", "prefill", "transfer", "decode")
 
 
 async def baton(*words: str, url: str, columns: int = 100) -> Result:
-    """What a command says; it waits for the router, which answers in this thread."""
+    """The output of a command, which runs in another thread, since the router answers in this one."""
     runner = CliRunner(env={"COLUMNS": str(columns)})
     return await asyncio.to_thread(runner.invoke, app, [*words, "--url", url])
 

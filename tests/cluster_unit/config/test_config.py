@@ -1,4 +1,4 @@
-"""From the configuration to the settings of the rooms."""
+"""From the configuration to the settings of the packages."""
 
 from __future__ import annotations
 

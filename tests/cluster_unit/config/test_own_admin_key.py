@@ -164,7 +164,7 @@ def test_key_that_a_killed_cluster_left_goes_with_the_next_command(key_hash: str
 
 
 def test_key_stays_while_something_listens_at_its_address(left_over: socket.socket) -> None:
-    """Where `baton serve --address` was killed, what it deployed goes on."""
+    """What a killed `baton serve --address` deployed continues to run."""
     left_over.listen()
 
     with_own_key(URL, "")

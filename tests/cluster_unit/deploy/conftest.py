@@ -1,4 +1,4 @@
-"""What commands that deploy meet: a Ray that is asked, and a router that says that it is ready."""
+"""Fakes for commands that deploy: a Ray, and a router that is ready."""
 
 from __future__ import annotations
 

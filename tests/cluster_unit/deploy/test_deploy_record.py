@@ -1,4 +1,4 @@
-"""What of a running cluster may change in place."""
+"""The changes that a running cluster allows in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Ray that starts slowly is given time while it gets somewhere, and no longer."""
+"""A Ray that starts slowly gets more time as long as it makes progress."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_start_that_gets_nowhere_is_tried_twice(tmp_path: Path, busy_s: float, q
 
 
 class Nodes:
-    """What Ray knows of its nodes: nothing, until the raylet has told so many seconds after the start."""
+    """Ray's knowledge of its nodes: none until the raylet has reported, a number of seconds after the start."""
 
     def __init__(self, folder: Path, *, known_after_s: float, quiet_after_s: float = float("inf")) -> None:
         self._log = folder / "raylet.out"
@@ -103,7 +103,7 @@ class Nodes:
         self.now_s = 0.0
 
     def get(self, gcs_address: str, node_id: str) -> dict[str, str]:
-        """What `ray.init` asks for."""
+        """Information that `ray.init` asks for."""
         told_s = min(self.now_s, self._quiet_after_s)
         os.utime(self._log, (told_s, told_s))
         os.utime(self._log.parent, (0, 0))

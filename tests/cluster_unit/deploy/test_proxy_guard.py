@@ -1,4 +1,4 @@
-"""The bound on what Serve's proxy holds, in front of an application that takes all that comes, as that proxy does."""
+"""The limit on what Serve's proxy buffers, in front of an application that accepts everything, like that proxy."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Clock:
 
 
 class Front:
-    """A guarded proxy, and clients of it."""
+    """A guarded proxy, and its clients."""
 
     def __init__(self, proxy: EagerProxy, client: httpx.AsyncClient, clock: Clock) -> None:
         self.proxy = proxy

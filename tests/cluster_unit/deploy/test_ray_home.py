@@ -36,7 +36,7 @@ class StubbornRay:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PrivateRay:
-    """What it starts here ignores that it is asked to end, so waiting for it is of no use."""
+    """A Ray whose processes ignore the request to stop, so that waiting for them is of no use."""
     monkeypatch.setattr("cluster.deploy.ray_home.TERMINATE_TIMEOUT_S", 0.5)
     return PrivateRay(folder=tmp_path, num_cpus=1, object_store_bytes=1, resources={})
 
@@ -96,12 +96,12 @@ def test_ray_that_does_not_start_at_all_says_so(home: PrivateRay, stubborn: Stub
 
 
 def other_python() -> None:
-    """What Ray says to a process whose Python is not the cluster's."""
+    """Ray's error for a process with another Python than the cluster's."""
     check_version_info({"ray_version": ray.__version__, "python_version": "3.1.4"}, "node 10.0.0.10")
 
 
 def no_node() -> None:
-    """What it says on a machine that is none of the cluster."""
+    """Ray's error on a machine that is not part of the cluster."""
     try:
         raise RuntimeError("No node info found matching attributes: '' when trying to resolve node to connect to.")
     except RuntimeError as error:
@@ -109,12 +109,12 @@ def no_node() -> None:
 
 
 def no_ray() -> None:
-    """What it says where none runs."""
+    """Ray's error on a machine without Ray."""
     raise ConnectionError("Could not find any running Ray instance. Please specify the one to connect to by ...")
 
 
 def no_token() -> None:
-    """What it may say where a token is missing."""
+    """A possible error of Ray if a token is missing."""
     raise ConnectionError("ray client connection timeout")
 
 

@@ -1,4 +1,4 @@
-"""A Ray that asks for a token: what is said where ours is not taken."""
+"""A Ray that requires a token: the error messages if ours is not accepted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ENAB
 
 
 class Head(gcs_service_pb2_grpc.NodeInfoGcsServiceServicer):
-    """The part of Ray's head that says which cluster it is, to nobody or to everybody."""
+    """The part of Ray's head that tells its cluster's id, with or without a token."""
 
     def __init__(self) -> None:
         self.code: grpc.StatusCode | None = grpc.StatusCode.UNAUTHENTICATED

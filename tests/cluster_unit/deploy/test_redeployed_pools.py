@@ -1,4 +1,4 @@
-"""How many workers a pool that follows its load goes on with, when a changed configuration is deployed over it."""
+"""The number of workers of a pool that follows its load, after a changed configuration is deployed over it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_deploy(port: int, **keys: Any) -> None:
 
 
 def surge(ray: FakeRay) -> int:
-    """How many decode workers Serve may start before it stops as many, as it counts them."""
+    """The number of decode workers that Serve may start before it stops as many, by its own count."""
     return -(-ray.pools.told["decode"].max_surge_percent * ray.pools.targets["decode"] // 100)
 
 
@@ -159,7 +159,7 @@ def test_serve_configuration_looks_for_room_beside_what_runs_meanwhile(ray: Fake
 
 
 def test_serve_configuration_that_is_applied_again_leaves_a_pool_as_large_as_it_is(ray: FakeRay, port: int) -> None:
-    """Serve builds it in a task, and lists nothing of what runs meanwhile."""
+    """Serve builds it in a task, and meanwhile lists nothing of what runs."""
     ray.connect()
     ray.start_serve({"host": "0.0.0.0", "port": port})
     ray.run(build(keys_of({})), name=APP_NAME)

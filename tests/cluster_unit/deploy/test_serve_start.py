@@ -15,7 +15,7 @@ TIMEOUT_S = 100.0
 
 
 class Proxies:
-    """What each generation of proxies says when it is waited for: an error, or the seconds until it listens."""
+    """What each generation of proxies does when it is waited for: raise an error, or listen after some seconds."""
 
     def __init__(self, *generations: Exception | float) -> None:
         self._generations = generations

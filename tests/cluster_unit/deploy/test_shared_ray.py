@@ -1,4 +1,4 @@
-"""A Serve that ends, or restarts, under somebody who waits for a cluster on it."""
+"""A Serve that ends or restarts while a command waits for a cluster on it."""
 
 from __future__ import annotations
 

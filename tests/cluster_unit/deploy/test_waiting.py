@@ -1,4 +1,4 @@
-"""What is said to somebody who waits for a cluster."""
+"""The messages to a user who waits for a cluster."""
 
 from __future__ import annotations
 

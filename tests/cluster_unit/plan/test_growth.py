@@ -1,4 +1,4 @@
-"""Pools that cannot become as large as they may, on the machines that there are."""
+"""Pools that cannot grow to their maximum on the available machines."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ LAPTOP = machine(num_cores=2)
 
 
 def pools(numbers: dict[str, int], *, demands: dict[str, float] | None = None) -> dict[str, RunningPool]:
-    """What runs, of which every worker takes this; what it would take now where nothing else is known."""
+    """Running pools, with what each worker takes; by default what it would take now."""
     return {pool: RunningPool(num_replicas=number, demands=demands) for pool, number in numbers.items()}
 
 

@@ -133,7 +133,7 @@ def tier(num_gib: float) -> dict[str, Any]:
 
 
 def test_host_tier_is_counted_in_the_memory_of_its_machine(model: ServedModel) -> None:
-    """What the tier takes is not there for the KV cache."""
+    """The memory that the tier takes is not available for the KV cache."""
     small = Node(address="a", num_cores=2, num_cpus=2, memory_bytes=4 * GIB)
 
     without = plan_of(model, [small], device="cpu", max_model_len=1024)

@@ -112,7 +112,7 @@ def test_draft_model_that_is_no_checkpoint_is_refused_with_its_key(tmp_path: Pat
 
 
 def with_tokens(path: Path, tokens: list[str], *, special: dict[int, str] | None = None) -> Path:
-    """A checkpoint of a vocabulary of these tokens."""
+    """A checkpoint whose vocabulary has these tokens."""
     make_checkpoint(path, "llama")
     backend = Tokenizer(WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=tokens[0]))
     content = json.loads(backend.to_str())

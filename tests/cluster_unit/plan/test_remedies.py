@@ -1,4 +1,4 @@
-"""What a plan says would help: every remedy names keys that there are, and followed it helps."""
+"""The remedies in a plan: each names existing keys, and following it helps."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def plan_of(nodes: list[Node], values: dict[str, Any]) -> Plan:
 
 
 def changes_in(problem: str) -> list[list[tuple[str, Any]]]:
-    """What the last part of a problem says to change: alternatives of keys and values."""
+    """The changes that the last part of a problem proposes: alternatives of keys and values."""
     alternatives = [part for part in problem.rpartition("; ")[2].split(", or ") if re.match("lower|raise|set", part)]
     return [[read_change(step) for step in alternative.split(" and ")] for alternative in alternatives]
 
@@ -142,7 +142,7 @@ def read_change(step: str) -> tuple[str, Any]:
 
 
 def followed(values: dict[str, Any], changes: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The file with these changes, made by somebody who reads nothing else."""
+    """The configuration with these changes, made by someone who reads only the remedy."""
     content = copy.deepcopy(values)
     for key, value in changes:
         *sections, last = key.split(".")

@@ -1,4 +1,4 @@
-"""How many workers a pool wants, by its own signal."""
+"""The number of workers that a pool wants, by its own signal."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ BY_PROMISE = {"by": "promise", "max_replicas": 4}
 
 
 def _series(value: float) -> list[SimpleNamespace]:
-    """What Serve kept of a replica's answers, of which the last one counts."""
+    """The answers of a replica that Serve kept; the last one counts."""
     return [SimpleNamespace(value=0.0), SimpleNamespace(value=value)]
 
 

@@ -1,4 +1,4 @@
-"""A worker whose read hangs goes by itself, one of a pool at a time."""
+"""A worker whose read hangs exits by itself, one worker of a pool at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROMPT = tuple(range(1, 20))
 
 
 class Watched:
-    """A worker with a manual clock, that can be told that a read hangs and whose turn it is."""
+    """A worker with a manual clock, to which the test can report that a read hangs and that it may leave."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()

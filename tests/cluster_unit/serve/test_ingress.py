@@ -1,4 +1,4 @@
-"""When a router begins to serve: not before it knows the workers that run."""
+"""When a router begins to serve: only once it knows the running workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a worker meets in advance, and how it learns that it is being stopped."""
+"""The peers that a worker connects to in advance, and how it learns that it is being stopped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.router.fake_caller import FakeCaller, Method
 
 
 class Acquaintances:
-    """A connector that meets whoever answers."""
+    """A connector that connects to everyone who answers."""
 
     def __init__(self) -> None:
         self.ids: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""Routers that listen themselves: they share a port, and leave it without losing anybody's answer."""
+"""Routers that listen themselves: they share a port, and stop without losing an answer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Router:
         await self.stop()
 
     async def stop(self) -> None:
-        """What Serve does when it ends a replica."""
+        """Serve's call when it ends a replica."""
         if "close" not in self.events:
             await self._context.__aexit__(None, None, None)
 

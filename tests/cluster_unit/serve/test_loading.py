@@ -1,4 +1,4 @@
-"""What a starting process loads, and how."""
+"""What a starting process imports, and how."""
 
 from __future__ import annotations
 

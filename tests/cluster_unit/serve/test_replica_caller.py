@@ -1,4 +1,4 @@
-"""What a call that failed tells the router: above all, whether anything may have begun."""
+"""What the router learns from a failed call, above all whether the call may have begun."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Machines:
         self.now_s = 0.0
 
     def list(self) -> list[Mapping[str, Any]]:
-        """Those that have joined by now: one more at each call."""
+        """The machines that have joined by now: one more at each call."""
         return list(self._records[: next(self._counts)])
 
     def pause(self, _seconds: float) -> None:

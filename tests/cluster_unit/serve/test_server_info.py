@@ -1,4 +1,4 @@
-"""What /server_info tells of the configuration, and what it does not."""
+"""The parts of the configuration that /server_info shows and hides."""
 
 from __future__ import annotations
 

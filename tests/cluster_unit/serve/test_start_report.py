@@ -1,4 +1,4 @@
-"""What a worker says of itself while its weights load, and of what comes behind them."""
+"""The stages that a worker reports while its weights load and afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a worker goes when Serve is done with it."""
+"""How a worker ends when Serve stops it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE_S = 30.0
 
 
 async def test_worker_whose_engine_is_still_built_is_not_waited_for() -> None:
-    """It has nothing to lose, and loading weights may take minutes in which nobody else has its GPU."""
+    """It has nothing to lose, and loading weights may take minutes during which nobody else can use its GPU."""
     has_begun, may_end = threading.Event(), threading.Event()
 
     def build() -> EngineCore:

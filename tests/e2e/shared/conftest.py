@@ -32,7 +32,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="package")
 def wide_cluster(served_model: Path, collector: Collector) -> Iterator[ClusterProcess]:
-    """Two workers of each kind. Spans are made of requests whose callers have one that is sampled, and no others."""
+    """Two workers of each role. Spans are only made for requests whose callers sampled them."""
     with running_cluster(
         model=str(served_model),
         dtype="float32",

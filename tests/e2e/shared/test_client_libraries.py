@@ -1,4 +1,4 @@
-"""The client libraries that people have, against a real cluster: chats, streams, conversations, and errors."""
+"""Popular client libraries against a real cluster: chats, streams, conversations, and errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MORE = {"role": "user", "content": "And then?"}
 
 @pytest.fixture(autouse=True)
 def _only_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No library may ask for anything elsewhere: prices, tokenizers, or somebody to tell of its calls."""
+    """Libraries may not connect to other machines: for prices, tokenizers or telemetry."""
     look_up = socket.getaddrinfo
 
     def look_up_here(host: Any, *arguments: Any, **options: Any) -> Any:
@@ -49,7 +49,7 @@ def library(request: pytest.FixtureRequest, cluster: ClusterProcess, model: str)
 
 
 def expected(http: httpx.Client, messages: Sequence[dict[str, Any]]) -> str:
-    """What the cluster says to anybody who asks plainly."""
+    """The cluster's answer to a plain HTTP request."""
     body = {"messages": list(messages), "max_tokens": MAX_TOKENS, "temperature": 0}
     response = http.post("/v1/chat/completions", json=body)
     assert response.status_code == httpx.codes.OK, response.text

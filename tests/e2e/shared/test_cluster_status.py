@@ -1,4 +1,4 @@
-"""What a running cluster says of itself."""
+"""The status of a running cluster."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ async def test_stream_for_http_1_0_is_not_chunked(cluster: ClusterProcess) -> No
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_client_that_closes_is_still_noticed(cluster: ClusterProcess, stream: bool) -> None:
-    """While the workers stand still: they are fast, and an answer that is complete is nobody's to cancel."""
+    """While the workers stand still, because they are fast, and a complete answer cannot be cancelled."""
     before = await asyncio.to_thread(wait_for_rest, cluster.url)
     reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
     async with AsyncExitStack() as stopped:

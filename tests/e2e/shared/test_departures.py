@@ -1,4 +1,4 @@
-"""Clients that leave a real cluster: nothing of theirs goes on computing, waiting, loading or being leased."""
+"""Clients that leave a real cluster: none of their requests continues to compute, wait, load or hold leases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""500 clients that leave at random moments: nothing of them stays anywhere, and others are served as before."""
+"""500 clients that leave at random moments: nothing of them remains, and others are served as before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.engine.checkpoints import VOCAB_SIZE
 
 NUM_CLIENTS = 500
 MAX_TOKENS = 700
-"""A client that is slow to read gets many in one event: of fewer the last might come before it has seen enough."""
+"""Large, because a client that reads slowly gets many tokens in one event; otherwise the last might come too early."""
 
 PROMPT = [7] * 40
 

@@ -1,4 +1,4 @@
-"""The live page of a real cluster, in a browser: it follows a worker that is killed, and the one that comes for it."""
+"""The live page of a real cluster in a browser: it shows that a worker is killed, and that a new one starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.router.browser import browsing
 
 PATIENCE_MS = 1000 * READY_TIMEOUT_S
 FOLLOWED_WITHIN_MS = 3000
-"""What the page promises: the router looks at its cluster once a second while somebody watches."""
+"""The page's promise: the router samples its cluster once a second while somebody watches."""
 
 
 async def until_the_router_knows(url: str, replica_id: str) -> None:

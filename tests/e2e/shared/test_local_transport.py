@@ -27,7 +27,7 @@ async def pids(cluster: ClusterProcess) -> list[int]:
 
 @pytest.mark.known_failure(38)
 async def test_no_port_of_a_worker_is_ucxs(pids: list[int]) -> None:
-    """Every one is a server of Ray's, which talks to nobody without this cluster's certificate."""
+    """Each of them belongs to a server of Ray, which talks to nobody without this cluster's certificate."""
     ports = [port for pid in pids for port in _listening_ports(pid)]
 
     assert ports

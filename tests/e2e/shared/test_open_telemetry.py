@@ -47,7 +47,7 @@ def ask(client: httpx.Client, trace_id: str, *, is_sampled: bool, factor: int) -
 
 
 def has_ended(spans: list[Collected]) -> bool:
-    """True when router and workers told of all they did: the spans of a process end with that of its whole work."""
+    """True if router and workers have sent all their spans: the span of a process's whole work comes last."""
     return {(span.role, span.name, span.kind) for span in spans} >= ALL
 
 

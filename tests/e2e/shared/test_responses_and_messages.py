@@ -1,4 +1,4 @@
-"""/v1/responses and /v1/messages by the clients that people have, against a real cluster."""
+"""/v1/responses and /v1/messages with popular clients, against a real cluster."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def model(client: openai.OpenAI) -> str:
 
 
 def chat(client: openai.OpenAI, model: str, messages: list[Any]) -> str:
-    """What a chat says to the same conversation."""
+    """The answer of a chat to the same conversation."""
     answer = client.chat.completions.create(model=model, messages=messages, max_tokens=MAX_TOKENS, temperature=0)
     return str(answer.choices[0].message.content)
 

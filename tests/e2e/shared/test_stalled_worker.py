@@ -1,4 +1,4 @@
-"""A worker that stands still (SIGSTOP) gets no more requests within two report periods, and takes part again later."""
+"""A worker that is stopped (SIGSTOP) gets no more requests within two report periods, and is used again later."""
 
 from __future__ import annotations
 

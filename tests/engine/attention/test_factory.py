@@ -1,4 +1,4 @@
-"""What no backend computes is refused before anything is loaded."""
+"""What no backend supports is refused before anything is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forms in which torch's versions take a call of FlashAttention, and what is done where none of them is right."""
+"""The signatures of FlashAttention in different versions of torch, and what happens if no kernel is right."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _flash(*, version: int, takes_num_splits: bool = True) -> Operator:
 
 @pytest.fixture
 def install() -> Iterator[Callable[[Operator], None]]:
-    """Lets an operator stand for FlashAttention on the CPU, where torch has none."""
+    """Replaces FlashAttention by an operator on the CPU, where torch does not have it."""
     with torch.library._scoped_library("aten", "IMPL") as library:
         yield lambda operator: library.impl("_flash_attention_forward", operator, "CPU")
 

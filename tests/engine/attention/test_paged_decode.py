@@ -1,4 +1,4 @@
-"""The kernel for decode rows, without a GPU: interpreted for what it computes, compiled for what GPUs take."""
+"""The kernel for decode rows, without a GPU: interpreted for its results, compiled to check that GPUs accept it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES = (
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[torch.Tensor]:
-    """What the kernel says of every case, and at the end of the first row of the second case alone."""
+    """The kernel's outputs for every case, and at the end for the first row of the second case alone."""
     return interpret([*((case, None) for case in CASES), (CASES[1], 1)], tmp_path_factory.mktemp("interpreted"))
 
 

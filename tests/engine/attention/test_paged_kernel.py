@@ -76,7 +76,7 @@ check(group=3, head_dim=64, dtype="bfloat16", window=33)
 
 
 def test_it_computes_the_same_with_registers_of_the_other_width(tmp_path: Path) -> None:
-    """What LLVM makes of 16 numbers on a machine without AVX-512, and of 8 on one with it, is slow and right."""
+    """LLVM's code for 16 numbers on a machine without AVX-512, and for 8 on one with it, is slow but right."""
     script = _ON_OTHER_REGISTERS.format(has_wide=LANES == 8)
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}  # kept code knows nothing of the width
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)

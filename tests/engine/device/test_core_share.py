@@ -31,7 +31,7 @@ from engine.device.core_table import CoreTableError, remove_left_over, table_pat
 
 
 class Clock:
-    """Nanoseconds that pass when somebody says so."""
+    """A clock in nanoseconds that tests advance."""
 
     def __init__(self) -> None:
         self.now_ns = 1_000_000_000
@@ -230,7 +230,7 @@ class Worker:
         assert self._pipes[1].readline() == "joined\n"
 
     def ask(self, what: str) -> str:
-        """What it says."""
+        """The answer of the process."""
         asked, told = self._pipes
         asked.write(f"{what}\n")
         asked.flush()
@@ -242,7 +242,7 @@ class Worker:
         assert self.process.wait(60) == 0
 
     def kill(self) -> None:
-        """As a machine without memory would."""
+        """Kill the process as a machine without memory would."""
         self.process.kill()
         self.process.wait(60)
 

@@ -1,4 +1,4 @@
-"""The executor of one process: what it says of itself, and its end."""
+"""The executor of one process: its facts, and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests with tokens that the model has not: refused by themselves, and nobody else notices."""
+"""Requests with token ids that the model does not have: they are refused, and others are not affected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled passes between the matrix products say what torch's operators say."""
+"""The compiled passes between matrix products compute the same as torch's operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: what comes out for a token is what their definition says, to the same bits in every batch."""
+"""Mixtures of experts: a token's result follows their definition, with the same bits in every batch."""
 
 from __future__ import annotations
 

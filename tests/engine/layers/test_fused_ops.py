@@ -1,4 +1,6 @@
-"""Fused operators say what the operators say: interpreted for what they compute, compiled for what GPUs take."""
+"""Fused operators compute the same as the plain ones: interpreted for their results, compiled to check that GPUs accept
+them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ ALL, LAST = slice(None), slice(4, None)
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[list[torch.Tensor]]:
-    """What the kernels say of every case, and of the last tokens of the second alone."""
+    """The kernels' outputs for every case, and for the last tokens of the second alone."""
     asked = [*((case, ALL) for case in CASES), (CASES[1], LAST)]
     return interpret(asked, tmp_path_factory.mktemp("interpreted"))
 

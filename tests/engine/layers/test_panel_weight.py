@@ -24,7 +24,7 @@ WAYS = [(dtype, False) for dtype in DTYPES] + [(torch.bfloat16, True)] * HAS_BFL
 
 @pytest.fixture(params=WAYS, ids=lambda way: f"{way[0]}, in pairs" if way[1] else str(way[0]))
 def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
-    """Of weight and input, each way of multiplying it."""
+    """The dtype of weight and input, for each way of multiplying them."""
     dtype, in_pairs = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("engine.layers.panel_weight.multiplies_pairs", lambda: in_pairs)

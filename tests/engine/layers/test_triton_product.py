@@ -1,4 +1,6 @@
-"""The products of experts in Triton, without a GPU: interpreted for what they compute, compiled for what GPUs take."""
+"""The products of experts in Triton, without a GPU: interpreted for their results, compiled to check that GPUs accept
+them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ CASES = (
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[torch.Tensor]:
-    """What the kernel says of every case, and of the last rows of the third alone."""
+    """The kernel's outputs for every case, and for the last rows of the third alone."""
     asked = [*((case, ALL) for case in CASES), (CASES[2], slice(70, None))]
     return interpret(asked, tmp_path_factory.mktemp("interpreted"))
 

@@ -1,4 +1,4 @@
-"""Parts of a model of transformers give way to ours where they compute the same, and only there."""
+"""Parts of transformers' models are replaced by ours if they compute the same, and only then."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_context_of_few_tokens_is_tried_within_its_bounds(tmp_path: Path, family
 
 
 class _Norm(nn.Module):
-    """By the root mean square, with something else about it."""
+    """A norm by the root mean square, with a difference."""
 
     def __init__(self, weight: torch.Tensor, *, eps: float = 1e-5, change: Callable[..., torch.Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The decoder says what transformers says, in whatever pieces a sequence is computed."""
+"""The decoder computes the same as transformers, in whatever pieces a sequence is computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Architectures that compute something else than Llama say what transformers says, in whatever pieces."""
+"""Architectures that differ from Llama compute the same as transformers, in whatever pieces."""
 
 from __future__ import annotations
 

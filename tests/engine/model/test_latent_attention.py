@@ -1,4 +1,4 @@
-"""Models that cache latents: what a token says, what is cached, what is left out, and what is refused."""
+"""Models that cache latents: their outputs, what is cached, what is not loaded, and what is refused."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_half_precision_stays_near_float32(
 
 
 def test_layers_that_draft_are_not_loaded(tmp_path: Path) -> None:
-    """As the published checkpoints of V3 have one, behind the last."""
+    """The published checkpoints of V3 have one such layer, after the last."""
     path = make_checkpoint(tmp_path, "deepseek_v3")
     tokens = _tokens(30)
     harness = ModelHarness(path)

@@ -1,4 +1,4 @@
-"""gpt-oss as it is published: experts in four bits say what transformers makes of them."""
+"""gpt-oss as it is published: experts in four bits give the same results as in transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of the architectures is what they do."""
+"""The descriptions of architectures match what they do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a file of weights that cannot be read."""
+"""Error messages about a file of weights that cannot be read."""
 
 from __future__ import annotations
 

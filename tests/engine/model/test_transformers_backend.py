@@ -1,4 +1,4 @@
-"""Models that are computed by transformers' code with our attention in it say what transformers says."""
+"""Models that run with transformers' code and our attention give the same results as transformers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.engine.model_harness import ModelHarness
 from tests.support.engine.transformers_families import TRANSFORMERS_FAMILIES, WINDOW
 
 TOLERANCE = 2e-4
-"""Of the largest logit."""
+"""Relative to the largest logit."""
 
 BLOCK_SIZE = 7
 NUM_TOKENS = 121
@@ -38,7 +38,7 @@ def _tokens(num_tokens: int = NUM_TOKENS) -> list[int]:
 
 
 def _assert_says_the_same(path: Path) -> ModelHarness:
-    """A whole prompt, and the same in chunks and then token by token, with another sequence beside it."""
+    """Compare a whole prompt, and the same in chunks and then token by token, while another sequence runs."""
     expected = oracle_logits(load_oracle(path), _tokens())
     harness = ModelHarness(path, block_size=BLOCK_SIZE, model_impl="transformers")
     (whole,) = harness.run((harness.start(_tokens()), NUM_TOKENS))
@@ -170,7 +170,7 @@ def test_code_of_a_checkpoint_that_transformers_does_not_know_needs_trust(tmp_pa
 
 @pytest.mark.parametrize("name", ["Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"])
 def test_transformers_own_code_serves_what_came_with_code_first(tmp_path: Path, name: str) -> None:
-    """As ERNIE 4.5 was published: its own code had another name, and transformers has had the model since."""
+    """As ERNIE 4.5 was published: its own code had another name, and transformers has supported the model since."""
     path = make_checkpoint(tmp_path / "own", "ernie4_5")
     auto_map = {"AutoConfig": "configuration_own.Config", "AutoModelForCausalLM": f"modeling_own.{name}"}
     edit_config(path, architectures=[name], auto_map=auto_map)
@@ -259,7 +259,9 @@ def test_config_of_the_shape_says_what_caches_need(tmp_path: Path) -> None:
 
 
 def test_no_file_of_weights_is_held_in_memory(tmp_path: Path) -> None:
-    """A tensor that is left as it lies in a file keeps all of its pages, those that were packed elsewhere too."""
+    """A tensor that is mapped from a file keeps all pages of the file, including those of tensors that were packed
+    elsewhere.
+    """
     path = make_checkpoint(tmp_path, "stablelm")
     harness = ModelHarness(path, model_impl="transformers")
     assert isinstance(harness.model, TransformersModel)

@@ -1,4 +1,4 @@
-"""How many threads compute, and whether the machine gives them."""
+"""The number of compute threads, and whether the machine has cores for them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ print(json.dumps(told))
 
 
 def settle_in_a_process(cores: list[int], num_threads: int, **environment: str) -> dict[str, list[object]]:
-    """What becomes of a team of ``num_threads`` in a process that may use ``cores``."""
+    """The result of settling ``num_threads`` in a process that may use ``cores``."""
     command = [sys.executable, "-c", SETTLING, json.dumps(cores), str(num_threads)]
     done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, check=True, timeout=120)
     told: dict[str, list[object]] = json.loads(done.stdout)

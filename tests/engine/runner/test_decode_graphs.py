@@ -1,4 +1,4 @@
-"""Decode steps by graphs are the steps that they stand for, and what stands for no request touches nobody."""
+"""Decode steps by graphs equal those without, and their padding rows affect no request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``dtype: auto`` is on a GPU, of which nothing is needed to choose it."""
+"""The result of ``dtype: auto`` on a GPU, which is chosen without one."""
 
 from __future__ import annotations
 

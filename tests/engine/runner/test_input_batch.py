@@ -1,4 +1,4 @@
-"""The runner's rows while the tokens of the step before are not known yet."""
+"""The runner's rows while the tokens of the previous step are not known yet."""
 
 from __future__ import annotations
 

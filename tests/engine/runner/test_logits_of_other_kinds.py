@@ -34,7 +34,7 @@ def _checkpoint_whose_head_ends(path: Path, ending: str) -> Path:
 
 
 def _tokens(path: Path, sampling: SamplingParams) -> list[list[int]]:
-    """What three prompts side by side are continued with."""
+    """The tokens that continue three prompts in one batch."""
     source = ModelConfigSource(path=path, device="cpu", dtype="bfloat16", code=ModelCode(trust_remote_code=True))
     driver = StepDriver(
         ModelRunner(

@@ -1,4 +1,4 @@
-"""How many KV blocks are allocated, and what is said when they would not be enough."""
+"""The number of allocated KV blocks, and the message if they would not be enough."""
 
 from __future__ import annotations
 

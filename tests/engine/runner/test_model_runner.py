@@ -241,7 +241,7 @@ def test_region_and_layout_describe_the_memory(checkpoint: Callable[[str], Path]
 
 
 def _resident_bytes(address: int) -> int:
-    """What is in memory of the mapping that holds an address, after ``/proc/self/smaps``."""
+    """Resident bytes of the mapping that contains an address, from ``/proc/self/smaps``."""
     is_ours = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first = line.split()[0]

@@ -12,7 +12,7 @@ from engine.runner.shared_gpu import SharedGPU
 
 
 class Clock:
-    """Nanoseconds that pass when somebody says so."""
+    """A clock in nanoseconds that tests advance."""
 
     now_ns = 1_000_000_000
 

@@ -1,4 +1,4 @@
-"""What a worker tells torch and its OpenMP runtime before torch is loaded."""
+"""The environment that a worker sets for torch and its OpenMP runtime before torch is loaded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print(os.environ["OMP_NUM_THREADS"], os.environ.get("GOMP_SPINCOUNT"))
 
 
 def run(code: str, **variables: str) -> tuple[str, str]:
-    """What a new process prints, and what its OpenMP runtime says of its settings."""
+    """The output of a new process, and the settings that its OpenMP runtime reports."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_DISPLAY_ENV": "VERBOSE", **variables}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     return done.stdout.strip(), done.stderr

@@ -1,4 +1,4 @@
-"""What bad words cost: each word what it is long, whatever other words, of its own row or of others, are."""
+"""The cost of bad words: each word costs by its own length, whatever other words there are."""
 
 from __future__ import annotations
 

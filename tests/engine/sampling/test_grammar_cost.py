@@ -1,4 +1,4 @@
-"""F1: a row whose grammar costs more and more ends, and those beside it do not."""
+"""F1: a row whose grammar costs more and more ends, and the other rows do not."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Following:
         self.lengths[row] = 0
 
     def step(self, *rows: int, num_drafts: int = 0) -> BatchMasks:
-        """The masks of these rows, each of which then has one more token."""
+        """The masks of these rows, each of which gets one more token afterwards."""
         numbers = np.repeat(np.array(rows, np.int32), num_drafts + 1)
         at = self.lengths[numbers] + np.tile(np.arange(num_drafts + 1, dtype=np.int32), len(rows))
         found = self.masks.take(np.arange(numbers.size), numbers, at, self.history)
@@ -90,7 +90,7 @@ def test_f1_a_grammar_that_costs_too_much_over_many_tokens_ends_its_request(
 
 @pytest.mark.behaviour("F1")
 def test_f1_a_grammar_that_is_slow_now_and_then_goes_on(following: Following) -> None:
-    """As long as it pays back what it took beyond its share."""
+    """As long as it makes up for the time beyond its share."""
     following.begin(0)
     for _ in range(NUM_SLOW_STEPS):
         following.tick_s = SLOW_S

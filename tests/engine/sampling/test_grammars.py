@@ -1,4 +1,4 @@
-"""F1: which tokens a row's grammar leaves, made from its tokens alone, whatever else its request asks for."""
+"""F1: the tokens that a row's grammar allows, derived from its tokens alone, whatever else its request asks for."""
 
 from __future__ import annotations
 
@@ -113,11 +113,11 @@ class Rig:
         return self.sampler.sample(torch.zeros(len(rows), VOCAB_SIZE) if logits is None else logits, rows, positions)
 
     def next_text(self, row: int) -> str:
-        """What a model without opinions says next: the first token that may be."""
+        """The next text of a model without preferences: the first allowed token."""
         return str(TOKENIZER.decode(self.sample(row).token_ids.tolist(), skip_special_tokens=False))
 
     def say(self, row: int, limit: int = 20) -> str:
-        """An output, token by token; "." stands for its end."""
+        """An output, token by token; "." represents its end."""
         said = ""
         for _ in range(limit):
             token = int(self.sample(row).token_ids[0])
@@ -156,7 +156,7 @@ def test_f1_rows_without_a_grammar_are_left_alone(rig: Rig) -> None:
 @pytest.mark.behaviour("F1")
 @pytest.mark.parametrize("begins", [False, True])
 def test_f1_state_is_made_from_the_tokens_whoever_sampled_them(rig: Rig, begins: bool) -> None:
-    """A row that comes with output, as after a hand-over or a preemption, goes on where it was."""
+    """A row that begins with output, as after a hand-over or a preemption, continues where it was."""
     for row, output in enumerate(["", "a", "ab", "abc"]):
         rig.set(row, lark('"abcd"'), output)
 
@@ -317,7 +317,7 @@ def test_f1_what_is_kept_is_bounded_in_bytes(folder: Path) -> None:
 
 @pytest.mark.behaviour("F1")
 def test_f1_grammars_that_nobody_asks_for_again_are_bounded_too(folder: Path) -> None:
-    """Each whose request had left by the time it was compiled was kept for good."""
+    """Those whose requests had left by the time they were compiled used to be kept forever."""
     store = make_store(folder, max_num_kept=3)
     ended = Semaphore(0)
     store.on_end = ended.release

@@ -1,4 +1,4 @@
-"""The compiled search for the most likely token, beside torch's."""
+"""The compiled search for the most likely token, compared with torch's."""
 
 from __future__ import annotations
 

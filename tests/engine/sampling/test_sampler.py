@@ -1,4 +1,4 @@
-"""What is drawn, with which probability, and that nothing beside a row matters to it."""
+"""What is sampled, with which probability, and that other rows do not matter."""
 
 from __future__ import annotations
 

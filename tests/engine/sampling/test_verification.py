@@ -1,4 +1,4 @@
-"""Which drafts are right, beside the rule written down plainly."""
+"""Accepted drafts, compared with a plain version of the rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beams are rows that share blocks: what they hold, and what becomes of them when a request loses its place."""
+"""Beams are rows that share blocks: the blocks that they hold, and what happens when their request is preempted."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_o5_more_beams_than_there_is_room_for_are_refused_with_the_arithmetic() 
 @pytest.mark.behaviour("O2")
 @pytest.mark.parametrize("num_blocks", range(17, 22))
 def test_o2_blocks_that_the_beams_of_a_victim_share_count_once(num_blocks: int) -> None:
-    """The world asks at every step whether whoever lost its place lost it to somebody who starts."""
+    """The world checks at every step that a request is only preempted for one that starts."""
     options = {
         "max_num_batched_tokens": 64,
         "max_num_seqs": 8,

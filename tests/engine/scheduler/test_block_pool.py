@@ -27,7 +27,7 @@ def manager(num_blocks: int) -> KVCacheManager:
 
 
 def publish(kv_cache: KVCacheManager, block_ids: Sequence[int], numbers: Iterable[int]) -> None:
-    """Offer blocks under made-up content."""
+    """Publish blocks with made-up content."""
     kv_cache.publish([block_ids], [content(number) for number in numbers], NO_KEYS_ROOT, b"")
 
 

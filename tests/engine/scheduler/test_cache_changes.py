@@ -1,4 +1,4 @@
-"""What routers are told of the prefix cache comes to what the index holds, wherever the changes are cut."""
+"""The changes that routers receive add up to the prefix cache's index, wherever they are cut."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_o7_a_promised_gap_allows_it_where_the_runner_cuts_steps_short(cuts: boo
 
 @pytest.mark.behaviour("O7")
 def test_o7_blocks_that_are_not_there_make_fewer_steps() -> None:
-    """Of six blocks each of two requests has two, with two positions left, and would need four."""
+    """Two requests hold two of six blocks each, with two positions left, and would need four blocks."""
     world = make_world(num_blocks=6, max_decode_steps=8)
     world.add(request("a", max_tokens=12))
     world.add(request("b", PROMPT[::-1], max_tokens=12))

@@ -1,4 +1,4 @@
-"""Loads that begin before their prompt is computed: what is held for them, who comes first, and when it ends."""
+"""Loads that begin before their prompt is computed: the blocks held for them, their order, and when they end."""
 
 from __future__ import annotations
 

@@ -165,7 +165,9 @@ def test_k4_a_damaged_request_survives_preemption() -> None:
 
 
 def run_again_after_eviction(world: SchedulerWorld, prompt: tuple[int, ...], *, num_tokens: int = 63) -> None:
-    """Evict by a prompt of so many tokens, then run one more request with this one: nobody is left to wait for."""
+    """Evict by a prompt of this many tokens, then run one more request with the given prompt; no other request
+    is left.
+    """
     world.add(make_request("takes blocks", num_tokens, max_tokens=1))
     world.run()
     world.add(make_request("the next one", prompt, max_tokens=2))

@@ -1,4 +1,4 @@
-"""F1: a request waits while its grammar compiles, and nobody waits with it."""
+"""F1: a request waits while its grammar compiles, and no other request waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits in a circle: engines that take any work, and whose leases hold what the other one's next request needs."""
+"""Circular waits: elastic engines whose leases hold the blocks that each other's next requests need."""
 
 from __future__ import annotations
 

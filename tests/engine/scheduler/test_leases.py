@@ -102,7 +102,7 @@ def test_k7_a_hand_over_of_a_preempted_prefill_covers_the_prompt() -> None:
 
 
 def prefilled_again(world: SchedulerWorld, name: str) -> str:
-    """Hand the same request over once more; returns the new lease's id."""
+    """Hand the same request over again; returns the new lease's id."""
     world.add(make_request(name, world.requests[name].prompt_token_ids, hand_over=True))
     world.step()
     last = world.endings[name].last

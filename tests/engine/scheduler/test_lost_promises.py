@@ -1,4 +1,4 @@
-"""Prompts whose promise is lost let those pass whose promise can be kept."""
+"""Prompts that cannot keep their promise any more let others pass that can."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_p3_while_promises_can_be_kept_nobody_passes() -> None:
 
 @pytest.mark.behaviour("P3")
 def test_p3_under_twice_the_load_that_can_be_served_every_second_promise_is_kept() -> None:
-    """In the order of arrival three are: each one is later than the one before it."""
+    """In the order of arrival three would be in time: each one is later than the one before it."""
     world, ends = make_world(), dict[str, float]()
     arrivals = [(index * 0.05, f"r{index:02}") for index in range(40)]
     while arrivals or world.live_ids():

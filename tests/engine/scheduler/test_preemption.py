@@ -1,4 +1,4 @@
-"""Who gives up its blocks, and what that costs: C6, C7, O6."""
+"""Which requests give up their blocks, and what that costs: C6, C7, O6."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.scheduler.scheduler_world import SchedulerWorld
 
 
 def run_until_preempted(world: SchedulerWorld) -> None:
-    """Step until somebody lost its blocks."""
+    """Step until a request was preempted."""
     for _ in range(100):
         world.step()
         if world.scheduler.stats().num_preemptions:

@@ -18,7 +18,7 @@ def finished(world: SchedulerWorld, prompt: tuple[int, ...], **options: object) 
 
 
 def first_positions(world: SchedulerWorld, *prompts: tuple[int, ...], **options: object) -> list[int]:
-    """Where computing begins for each of these prompts."""
+    """The first computed position of each of these prompts."""
     for prompt in prompts:
         world.add(make_request(f"r{len(world.requests)}", prompt, max_tokens=1, **options))  # type: ignore[arg-type]
     output = world.step()

@@ -1,4 +1,4 @@
-"""Requests of higher priority take the places of lower ones, and only where that lets them start: O2."""
+"""Requests of higher priority preempt lower ones, but only if that lets them start: O2."""
 
 from __future__ import annotations
 

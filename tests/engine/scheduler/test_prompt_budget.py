@@ -1,4 +1,4 @@
-"""Prompts leave decoding requests the gap that these were promised, as far as steps can be predicted."""
+"""Prompts leave decoding requests their promised gap, as far as steps can be predicted."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_p1_what_prompts_read_counts() -> None:
 
 @pytest.mark.behaviour("P1")
 def test_p1_a_prompt_that_would_be_late_leaves_the_others_their_gap() -> None:
-    """More of it in a step would break the gaps of all streams for one first token."""
+    """More of it per step would break the gaps of all streams for one first token."""
     world = make_world()
     add_decoding(world, "a", Promise(itl_ms=31.5))
 

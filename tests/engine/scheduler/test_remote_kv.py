@@ -1,4 +1,4 @@
-"""KV from a peer: K1-K3, and what becomes of a hand-over whose request goes: known-failures 3-8, 17."""
+"""KV from a peer: K1-K3, and what happens to a hand-over whose request goes: known failures 3-8, 17."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine tells of a traced request with its first token, and of others not."""
+"""The timings that an engine reports of a traced request with its first token, and not of other requests."""
 
 from __future__ import annotations
 

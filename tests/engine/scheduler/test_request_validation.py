@@ -1,4 +1,4 @@
-"""What is refused at once, and configurations that contradict themselves: C11 and bad input."""
+"""Requests that are refused immediately, and configurations with contradictions: C11 and bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled passes over rows, beside the rules they follow written down plainly."""
+"""The compiled passes over rows, compared with a plain version of their rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ ROW_LISTS = st.permutations(range(NUM_ROWS)).flatmap(
 
 @st.composite
 def tables(draw: st.DrawFn) -> IntArray:
-    """Columns of rows that may have computed all, some or none of what they know, and have blocks for it or not."""
+    """Columns of rows that may have computed all, some or none of their known tokens, and have blocks for them
+    or not.
+    """
     columns = np.zeros((row_passes.FIRST_STOP_ID + NUM_STOP_IDS, NUM_ROWS), np.int32)
     for row in range(NUM_ROWS):
         computed = draw(st.integers(0, 20))

@@ -102,7 +102,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         is_known: bool = True,
         is_used: bool = False,
     ) -> None:
-        """Add a request; a peer hands over ``share`` of what is computed of it, if that is not None."""
+        """Add a request; a peer hands over ``share`` of its computed tokens, if that is not None."""
         request = GenerateRequest(
             request_id=self._new_id(is_used=is_used),
             prompt_token_ids=TokenIds.of(prompt),
@@ -145,7 +145,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         hand_over: bool,
         is_used: bool,
     ) -> None:
-        """The choices of one prompt, as ``n`` asks for; all of it is computed here."""
+        """Add the choices of one prompt, as for ``n``; all of it is computed here."""
         for priority in priorities:
             num_known = 0 if hand_over else num_output_tokens
             self._add(prompt, sampling, priority, num_output_tokens=num_known, hand_over=hand_over, is_used=is_used)

@@ -1,4 +1,4 @@
-"""KV cache groups with windows: each has its own block table, and blocks that left their window are given back (B7)."""
+"""KV cache groups with windows: each has its own block table, and frees blocks that have left its window (B7)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def held(world: SchedulerWorld) -> tuple[int, ...]:
 
 
 def add_loaded(world: SchedulerWorld, prompt: tuple[int, ...], *, lent: int | None = None) -> None:
-    """A request whose prompt a peer hands over, or the first ``lent`` tokens of it, and whose load has begun."""
+    """A request of whose prompt a peer hands over everything, or the first ``lent`` tokens, and whose load has
+    begun.
+    """
     offer = world.connector.offer(prompt[:lent])
     world.add(make_request("a", prompt, max_tokens=4, output=first_token(prompt), kv_transfer=offer))
     world.step()
@@ -95,7 +97,7 @@ def most_streams_at_once(windows: tuple[int | None, ...]) -> int:
 
 @pytest.mark.behaviour("B7")
 def test_b7_four_times_as_many_long_streams_fit_where_most_layers_have_windows() -> None:
-    """Of 28 layers 4 see everything, and 24 have a window: one group in seven sees everything."""
+    """Of 28 layers 4 have no window and 24 have one: one group in seven has no window."""
     assert most_streams_at_once((None,) * 7) == 2
     assert most_streams_at_once((None, *[16] * 6)) >= 4 * 2
 
@@ -116,7 +118,7 @@ def test_b7_status_tells_window_blocks_apart() -> None:
 
 @pytest.mark.behaviour("B7")
 def test_prompt_that_only_windows_let_fit_is_accepted() -> None:
-    """Of the group that sees everything 20 blocks are left when the others hold their windows."""
+    """The group without a window has 20 blocks left when the others hold their windows."""
     world = windowed_world((None, 8), num_blocks=25)
     longest = CacheGroups((None, 8), 4).max_tokens(25, chunk_tokens=8)
     assert longest == 80

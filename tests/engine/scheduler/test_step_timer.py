@@ -1,4 +1,4 @@
-"""What a scheduler's steps took, by a clock of the test's."""
+"""The measured times of a scheduler's steps, with the test's clock."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ PROMPT = fresh_prompt(6)
 
 
 def undisturbed(num_tokens: int) -> list[int]:
-    """What follows ``PROMPT``."""
+    """The tokens after ``PROMPT``."""
     world = SchedulerWorld(make_config(), num_blocks=32)
     world.add(make_request("a", PROMPT, max_tokens=num_tokens))
     world.run()

@@ -1,4 +1,4 @@
-"""Windowed KV cache groups beside a tier of evicted blocks: what is cached and what the tier has make one prefix."""
+"""KV cache groups with windows and a tier of evicted blocks: cached blocks and the tier's blocks form one prefix."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_k9_each_source_supplies_its_part_in_order(world: KVWorld, source: KVEng
 
 @pytest.mark.behaviour("K8")
 def test_k8_a_load_in_two_parts_counts_once(world: KVWorld, source: KVEngine) -> None:
-    """Routers divide by it: two parts beside each other would halve the time that a load seems to take."""
+    """Routers divide by it: two parallel parts would halve the apparent duration of a load."""
     reader = _reader(world, source, "host", "inproc")
 
     good, _ = _load(reader, source, world, (20, 21, 22, 23, 24))
@@ -181,7 +181,7 @@ class _OneEnd:
         """Take a part on."""
 
     def collect(self) -> ConnectorEvents:
-        """What happened, once."""
+        """The events, once."""
         events, self.events = self.events, NO_EVENTS
         return events
 

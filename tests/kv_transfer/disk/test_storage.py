@@ -186,7 +186,7 @@ def test_what_arrived_has_the_checksum_that_was_stored(world: World) -> None:
 
 
 def test_content_that_is_stored_twice_keeps_its_file_when_one_of_the_slots_is_emptied(world: World) -> None:
-    """A slot that is being read when the cache is reset is emptied after its content was stored anew elsewhere."""
+    """A slot that is being read when the cache is reset is emptied after its content was stored again elsewhere."""
     assert world.store(0)
     assert world.storage.reserve()
     world.storage.store(StoreOrder(block_ids=(0,), slots=(4,), block_hashes=(b"hash-0",)))

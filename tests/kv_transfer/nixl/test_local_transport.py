@@ -22,12 +22,12 @@ from tests.support.kv.ucx import confined_ucx
 
 NUM_DATAGRAMS = 2000
 UNDOING = {"UCX_TLS": "tcp,sysv,self", "UCX_NET_DEVICES": "all", "UCX_POSIX_USE_PROC_LINK": "n"}
-"""What a user's environment may say of UCX."""
+"""UCX settings that a user's environment may contain."""
 
 
 @pytest.fixture(scope="module")
 def ports_before() -> set[Any]:
-    """What this process has open from tests of other files that ran in it."""
+    """Ports that this process has open from tests of other files."""
     return set(_ports(os.getpid()))
 
 
@@ -74,7 +74,7 @@ def test_no_process_has_a_port_whatever_the_environment_says(
 
 
 def test_over_the_network_each_process_listens() -> None:
-    """What the test above would see of a connector that is not local."""
+    """Shows that the test above would notice a connector that is not local."""
     with confined_ucx():
         world = KVWorld("nixl")
         reader, source = world.make_reader(world.spec("reader")), world.make_source(world.spec("source"))
@@ -99,7 +99,9 @@ def test_shared_memory_has_no_name_and_is_its_owners_alone(world: KVWorld, pair:
 
 @pytest.mark.known_failure(38)
 def test_another_user_reads_and_writes_nothing(world: KVWorld, pair: tuple[KVEngine, Any]) -> None:
-    """As root a process of another user tries it; anybody else sees at least that no process lets others look."""
+    """As root, a process of another user tries it; otherwise it is at least checked that no process can be
+    inspected.
+    """
     for pid in _pids(world):
         assert_memory_is_closed(pid)
     if os.geteuid() == 0:

@@ -147,7 +147,7 @@ def test_after_a_kill_nothing_is_held_and_the_next_peer_works(
 def test_destination_is_held_while_a_stopped_source_may_still_write_it(
     world: KVWorld, reader: KVEngine, source: Any, healthy: KVEngine
 ) -> None:
-    """The request goes on after the deadline, its destination does not."""
+    """The request continues after the deadline, its destination stays held."""
     _assert_next_load_works(world, reader, source)
     request_id = world.unique("request")
     params = source.grant(request_id, ALL_BLOCKS)
@@ -172,7 +172,7 @@ def test_destination_is_held_while_a_stopped_source_may_still_write_it(
 def test_source_that_was_stopped_until_its_leases_ran_out_does_not_confirm(
     world: KVWorld,
 ) -> None:
-    """It had no chance to see the deadline pass, and must not miss it when it goes on."""
+    """It could not notice that the deadline passed, and must not miss it when it continues."""
     reader = world.make_reader(world.spec("reader", **LARGE, lease_ttl_s=SHORT_TTL_S))
     source = world.make_source(world.spec("source", **LARGE, lease_ttl_s=SHORT_TTL_S))
     _assert_next_load_works(world, reader, source)

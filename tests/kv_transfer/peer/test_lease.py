@@ -33,7 +33,7 @@ def _make_table() -> tuple[LeaseTable, ManualClock]:
 
 @pytest.mark.known_failure(6)
 def test_completion_ends_a_lease_once_and_repeats_its_answer_to_the_same_reader() -> None:
-    """A duplicate is counted and harms nobody."""
+    """A duplicate is counted and has no other effect."""
     table, _ = _make_table()
     lease = table.grant(request_id="request", block_ids=(1, 2))
 
@@ -109,7 +109,7 @@ def test_owner_is_told_of_grants_and_ends() -> None:
 
 
 class _TakenAway:
-    """A callback that another thread takes away as soon as somebody has seen that it is there."""
+    """A callback that another thread removes right after it was seen."""
 
     _callback: Callable[[], None] | None = None
 

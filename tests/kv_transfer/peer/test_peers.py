@@ -76,7 +76,7 @@ class Bench:
         return True
 
     def run_posted(self) -> None:
-        """What the connector's thread would do, until nothing is under way."""
+        """Run what the connector's thread would do, until nothing is pending."""
         self.table.close()
         while self._posted:
             command = self._posted.pop(0)
@@ -265,7 +265,9 @@ def test_transport_that_chokes_on_a_peer_fails_that_handshake_and_no_more() -> N
 
 
 def test_peers_that_are_not_heard_of_again_are_forgotten() -> None:
-    """A peer that died for good leaves nothing behind; one that is needed stays, and one that comes again is met."""
+    """A peer that is gone for good leaves nothing behind; one that is needed stays, and one that returns is connected
+    again.
+    """
     bench = Bench()
     readers = [PeerIdentity(engine_id=f"reader-{number}", incarnation="1") for number in range(2)]
     for reader in readers:

@@ -65,7 +65,7 @@ def test_bytes_in_flight_are_bounded() -> None:
 
 
 def test_reads_that_hang_keep_no_other_peer_waiting() -> None:
-    """What hangs may do so for minutes, and more than one peer may."""
+    """Reads may hang for minutes, and on more than one peer."""
     bench = ReaderBench(
         limits=ReaderLimits(
             load_timeout_s=30.0, renewal_period_s=10.0, part_bytes=BLOCK_BYTES, max_bytes_in_flight=2 * BLOCK_BYTES
@@ -87,7 +87,7 @@ def test_reads_that_hang_keep_no_other_peer_waiting() -> None:
 
 @pytest.mark.known_failure(4)
 def test_reads_are_counted_on_the_connection_that_they_go_over() -> None:
-    """A connection that was made anew just before a read is not made anew again under that read."""
+    """A connection that was just replaced before a read is not replaced again under that read."""
     bench = ReaderBench()
     bench.introduce(SOURCE)
     bench.begin()

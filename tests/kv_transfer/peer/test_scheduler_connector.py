@@ -98,7 +98,7 @@ def test_release_is_ordered_once() -> None:
 
 
 def test_own_hand_over_that_comes_back_ends_its_lease_here() -> None:
-    """An engine does not meet itself: nobody would carry the message."""
+    """An engine does not connect to itself: nobody would deliver the message."""
     leases = LeaseTable(ttl_s=1.0, clock=lambda: 0.0)
     connector = PeerSchedulerConnector(identity=OURS, layout=LAYOUT, leases=leases)
     params = connector.grant_lease(request_id="r", block_ids=((1, 2),), num_tokens=8)

@@ -130,7 +130,7 @@ def test_read_that_makes_no_progress_is_not_waited_for() -> None:
 
 
 def test_large_reads_may_take_longer() -> None:
-    """Over a slow network nothing is heard of a read before all of it is there."""
+    """Over a slow network nothing is received of a read before it is complete."""
     limits = ReaderLimits(load_timeout_s=30.0, renewal_period_s=10.0, slowest_bytes_per_s=BLOCK_BYTES)
     bench = ReaderBench(limits=limits)
     bench.begin(num_blocks=4)

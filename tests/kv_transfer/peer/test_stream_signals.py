@@ -31,7 +31,7 @@ SHORT_TTL_S = 3.0
 
 
 def _late(nth: int) -> FaultOptions:
-    """The n-th read begins only when the reader's clock was moved: whatever is to happen before it has happened."""
+    """The n-th read begins only when the reader's clock is advanced, so that everything before it has happened."""
     return FaultOptions(late_s=LATE_S, schedule=(ScheduledFault(fault=Fault.READ_LATE, nth=nth),))
 
 
@@ -167,7 +167,7 @@ def test_cancelled_stream_holds_its_blocks_while_a_stopped_source_may_still_writ
 def test_source_stopped_until_its_lease_ran_out_confirms_nothing_that_was_read_early(
     world: KVWorld, child: ChildProcess
 ) -> None:
-    """Its lease runs out by the clock that goes on while it stands still; renewals that wait for it come too late."""
+    """Its lease expires by the clock that continues while it is stopped; renewals that wait for it come too late."""
     victim = _make_victim(world, child, lease_ttl_s=SHORT_TTL_S)
     reader, request_id = _make_reader(world, lease_ttl_s=SHORT_TTL_S), world.unique("request")
     assert reader.begin_stream(request_id, _identity(victim), BLOCKS)
@@ -188,7 +188,7 @@ def test_source_stopped_until_its_lease_ran_out_confirms_nothing_that_was_read_e
 
 
 def _make_child_reader(world: KVWorld, child: ChildProcess, producer: KVEngine, **changes: Any) -> Any:
-    """A reader in the process that the test may kill or stop. It knows the producer, and nobody else."""
+    """A reader in the process that the test may kill or stop. It only knows the producer."""
     reader = child.create(world.spec("child-reader", **SHAPE, load_timeout_s=FOR_EVER_S, **changes))
     producer.accept(reader.accept(producer.hello()))
     return reader

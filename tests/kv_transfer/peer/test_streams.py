@@ -231,7 +231,7 @@ def test_closing_ends_streams_and_lets_those_who_wait_know() -> None:
     ],
 )
 def test_announcement_that_cannot_be_true_is_ignored(announce: Announce) -> None:
-    """Late, made up, or for nobody."""
+    """Late, invalid, or without a reader."""
     bench = ReaderBench()
     _stream(bench)
     _announce(bench, (), epoch=2)
@@ -254,7 +254,7 @@ def test_repeated_announcement_is_read_once() -> None:
 
 
 def test_early_read_waits_while_a_load_has_parts_to_read() -> None:
-    """Somebody waits for a load, and nobody yet for a stream."""
+    """A request waits for the load, but none waits yet for the stream."""
     bench = ReaderBench()
     _stream(bench)
     bench.begin("urgent", num_blocks=6)

@@ -48,20 +48,20 @@ class DyingTransport(ScriptedTransport):
     """A transport with a bug."""
 
     def receive(self) -> Sequence[tuple[str, bytes]]:
-        """Fail in a way that nobody foresaw."""
+        """Raise an unexpected error."""
         raise ZeroDivisionError
 
 
 class StuckRead(ScriptedRead):
-    """A read that nobody can ask for its end."""
+    """A read that never ends."""
 
     def poll(self) -> ReadState:
-        """Fail in a way that nobody foresaw, again and again."""
+        """Raise an unexpected error at every call."""
         raise ZeroDivisionError
 
 
 class LastingBugTransport(ScriptedTransport):
-    """A transport whose bug is met again by whoever tidies up."""
+    """A transport whose bug also occurs during the clean-up."""
 
     def start_read(self, peer: str, source_block_ids: Sequence[int], block_ids: Sequence[int]) -> ScriptedRead:
         """Begin what cannot be looked at."""
@@ -82,7 +82,7 @@ class CountingRendezvous(NobodyToMeet):
 
 
 class PolledTransport(ScriptedTransport):
-    """A transport that wakes nobody."""
+    """A transport that does not wake the connector."""
 
     needs_polling = True
 
@@ -173,7 +173,7 @@ def test_thread_that_dies_of_what_it_meets_again_while_tidying_up_still_ends_eve
 
 
 def test_closed_connector_meets_nobody() -> None:
-    """Each handshake would be a thread that nobody joins, and before the end one that ``close`` waits for."""
+    """Each handshake would be a thread that is never joined; those before the end would make ``close`` wait."""
     rendezvous = CountingRendezvous()
     worker = _make_worker(ScriptedTransport(), threading.Event(), rendezvous)
     worker.close()

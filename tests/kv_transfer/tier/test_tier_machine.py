@@ -25,10 +25,10 @@ WINDOWS = st.sampled_from([(None,), (None, 6), (6,), (None, 5, 9), (9, 2)])
 CHAIN = st.builds(
     lambda begin, length: list(range(begin, begin + length)), st.sampled_from((0, 4)), st.integers(1, NUM_CONTENTS - 4)
 )
-"""The blocks of a prompt, by what they hold; of each group another block holds it. Prompts overlap."""
+"""The blocks of a prompt, by content; each group has its own block for it. Prompts overlap."""
 
 Content = tuple[int, int]
-"""What a block holds: tokens, and the KV cache group."""
+"""The content of a block: tokens, and the KV cache group."""
 
 
 def _hash(content: Content) -> bytes:
