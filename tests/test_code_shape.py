@@ -1,4 +1,4 @@
-"""The shape that keeps the code readable: sizes, docstrings, and top-level names that are ours alone."""
+"""Rules that keep the code readable: sizes, docstrings, and top-level names that only we use."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_each_top_level_name_has_one_owner_in_the_environment(package: str) -> N
 
 
 def top_level_names(distribution: importlib.metadata.Distribution) -> set[str]:
-    """What a distribution puts at the top level, by its own list and by its files."""
+    """The top-level packages of a distribution, by its own list and by its files."""
     declared = distribution.read_text("top_level.txt") or ""
     installed = {file.parts[0] for file in distribution.files or () if file.suffix == ".py"}
     return {*declared.split(), *(name.removesuffix(".py") for name in installed)}

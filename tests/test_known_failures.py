@@ -1,4 +1,4 @@
-"""Every failure that is known from elsewhere has a test with its number, and docs/known-failures.md lists them."""
+"""Every known failure of other systems has a test with its number, and docs/known-failures.md lists them."""
 
 from __future__ import annotations
 

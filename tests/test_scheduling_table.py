@@ -1,4 +1,4 @@
-"""Every behaviour that the scheduler owes has a test that carries its id, and docs/scheduling.md lists them."""
+"""Every behaviour of the scheduler has a test with its id, and docs/scheduling.md lists them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""200 requests over NIXL between two processes, with every fault of the list: right answers, once, and nothing held."""
+"""200 requests over NIXL between two processes, with every kind of fault: each is answered right and once, and nothing
+stays held.
+"""
 
 from __future__ import annotations
 

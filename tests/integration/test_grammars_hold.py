@@ -1,4 +1,4 @@
-"""F1: whatever a random model says under a grammar fits it, for random schemas and regexes, at high temperatures.
+"""F1: a random model's output under a grammar matches it, for random schemas and regexes, at high temperatures.
 
 `BATON_GRAMMARS=1000 make test TESTS=tests/integration/test_grammars_hold.py` asks so many schemas, and 3 in 10 as many
 regexes.

@@ -1,4 +1,4 @@
-"""Drain: running requests leave an engine with their KV, and go on elsewhere with nothing computed twice."""
+"""Drain: running requests leave an engine with their KV, and continue elsewhere with nothing computed twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""I1 across machines: a process that compiles the kernels computes the bits of one that loads them from the cache."""
+"""I1 across machines: a process that compiles the kernels computes the same bits as one that loads them from
+the cache.
+"""
 
 from __future__ import annotations
 

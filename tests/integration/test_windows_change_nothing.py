@@ -1,4 +1,4 @@
-"""I1 with layers that have windows: what disturbs sixteen streams at once, many windows long, changes no token.
+"""I1 for layers with windows: disturbances of sixteen streams that are many windows long change no token.
 
 tests/parity does all that a router can do with one such request; here requests meet, and only some of what is loaded
 is lost.

@@ -1,4 +1,4 @@
-"""B7 in bytes: what a model holds and hands over of long streams when five layers in six have a window.
+"""B7 in bytes: the KV that a model with windows in five of six layers holds and hands over for long streams.
 
 It is compared with the same model whose layers all see everything, on real engines. Blocks of the two differ in size:
 those of the model with windows hold one layer in six. So bytes are compared, not blocks.

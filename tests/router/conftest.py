@@ -1,4 +1,4 @@
-"""What the router's tests share."""
+"""Fixtures of the router's tests."""
 
 from __future__ import annotations
 

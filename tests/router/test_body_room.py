@@ -1,4 +1,4 @@
-"""The bytes of bodies that are in memory at once: bounded, given in turn, and all given back."""
+"""The bytes of bodies that are in memory at the same time: bounded, granted in turn, and all given back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make_room(*, max_bytes: int = 100, wait_s: float = PATIENCE_S) -> BodyRoom:
 
 
 async def turn() -> None:
-    """Let everybody go on as far as they can."""
+    """Let all tasks continue as far as they can."""
     for _ in range(5):
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""Room that owners share: whoever takes no more than an equal part keeps it, whatever the others do."""
+"""Room that owners share: an owner that takes no more than an equal part keeps it, whatever the others do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places that several keys share: one key alone may have all, and none can keep the others out."""
+"""Places that several keys share: a single key may have all of them, and no key can keep the others out."""
 
 from __future__ import annotations
 

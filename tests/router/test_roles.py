@@ -1,4 +1,4 @@
-"""Which roles there are, and whose workers meet."""
+"""The roles, and which workers connect to each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Measuring the built-in model: who answers, what counts as right, what a missed goal does, and the card."""
+"""Measuring the built-in model: its engines, which answers count as right, the effect of a missed goal, and the model
+card.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured of a load, and how the best fixed layout is found by it."""
+"""The figures of a load, and the search for the best fixed layout by them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several decode steps simulated in one bring what the same steps bring one by one."""
+"""Several decode steps simulated as one have the same result as the single steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads have the rates, the lengths and the shared prefixes that they were asked for."""
+"""Loads have the requested rates, lengths and shared prefixes."""
 
 from __future__ import annotations
 

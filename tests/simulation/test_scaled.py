@@ -1,4 +1,6 @@
-"""Pools that follow the promises, in virtual time: as the best fixed size for less, at rest when the load is."""
+"""Pools that follow the promises, in virtual time: as good as the best fixed size for fewer hours, and constant under a
+constant load.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def turns_of(run: ScaledRun) -> list[bool]:
 
 @functools.cache
 def day() -> tuple[Sequence[Arrival], ScaledRun]:
-    """A day of ten minutes, and what pools that follow the promises make of it."""
+    """A day of ten minutes, served by pools that follow the promises."""
     load = daily_load("prompt_heavy", peak=5.0, low=0.08, period_s=600.0, seconds=600.0, sharpness=4.0)
     return load, scaled(load, promise=EARLY)
 
@@ -67,7 +69,7 @@ def test_a_day_has_one_rise_and_one_fall_and_each_step_is_explained() -> None:
 
 
 def test_requests_that_may_wait_cost_fewer_hours_than_hasty_ones() -> None:
-    """What single requests ask for counts, and not what the cluster promises the others."""
+    """The promises of single requests count, and not what the cluster promises to others."""
     load = daily_load("prompt_heavy", peak=3.0, low=0.1, period_s=300.0, seconds=300.0)
     lax, hasty = Promise(ttft_ms=60_000.0), Promise(ttft_ms=1500.0)
 

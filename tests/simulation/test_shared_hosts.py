@@ -61,7 +61,9 @@ SLOW = replace(
 )
 RATES = {"prompt_heavy": 1.6, "balanced": 2.5}
 NUM_DRAWS = 8
-"""Of a load. One draw has some ten requests, of which the two layouts keep one more or less by chance."""
+"""Number of random draws of a load. One draw has only about ten requests, of which the two layouts keep one more or
+less by chance.
+"""
 
 
 def kept(layout: Layout, *, shape: Shape, learns: bool = False) -> int:

@@ -1,4 +1,4 @@
-"""Routers of a virtual cluster change what its workers lean to, as those of a real one do."""
+"""Routers of a virtual cluster change its workers' leanings like those of a real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time that jumps: nothing waits in earnest, and nothing that would have to is let in."""
+"""Time that jumps: nothing really waits, and code that would have to is refused."""
 
 from __future__ import annotations
 

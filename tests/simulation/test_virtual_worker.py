@@ -1,4 +1,4 @@
-"""Workers whose steps only take time: what they count, hold and hand over is as real as it is with a model."""
+"""Workers whose steps only take time: their counts, blocks and hand-overs are as with a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More than can be served: prompts that wait go to workers that have become idle, and the load ends sooner."""
+"""More load than can be served: waiting prompts move to workers that have become idle, and the load ends sooner."""
 
 from __future__ import annotations
 

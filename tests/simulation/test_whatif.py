@@ -1,4 +1,4 @@
-"""What layouts make of a load, as `baton whatif` asks it."""
+"""The results of layouts under a load, as `baton whatif` asks for them."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_ids_of_a_trace_may_be_whole_hashes(tmp_path: Path) -> None:
 def test_times_with_days_between_them_are_refused_with_the_way_out(
     times: tuple[float, ...], text: str, tmp_path: Path
 ) -> None:
-    """As those of the wall clock are: an idle hour takes seconds, so that these would take for ever."""
+    """Such as those of a wall clock: an idle hour takes seconds to simulate, so that these would take forever."""
     file = rows_file(tmp_path, *(plain_row(at_s, 64) for at_s in times))
 
     with pytest.raises(LoadError, match=text):

@@ -1,4 +1,4 @@
-"""A running cluster is the calibration: what its workers report becomes the machine that is simulated."""
+"""A running cluster as calibration: the reports of its workers become the simulated machine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ROUTER = KnownRouter(
 
 
 def reported_by(layout: Layout, load: LoadSpec = LOAD) -> Sequence[ReportedWorker]:
-    """What ``/status`` has of the workers of a virtual cluster that has served a load."""
+    """The entries of ``/status`` for the workers of a virtual cluster that has served a load."""
 
     async def run() -> bytes:
         async with virtual_cluster(layout) as cluster:

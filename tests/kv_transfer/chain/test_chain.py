@@ -1,4 +1,4 @@
-"""K9: sources asked in order; each supplies a part, and a part that fails costs no more than itself."""
+"""K9: sources are asked in order, and each supplies a part; a part that fails only costs that part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's half of a chain: what its sources are told, and in which order."""
+"""The worker's half of a chain: the orders that its sources get, and in which sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of the disk tier: private, bounded, and believed only when they hold what their name says."""
+"""The files of the disk tier: private, bounded, and used only if their content matches their name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disk tier's storage: what happens when a disk is full, slow, or loses what it had."""
+"""The disk tier's storage on a disk that is full, slow or loses blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Peers of one machine that are killed and stopped: the transport reports no death, and copies from the stopped."""
+"""Peers on one machine that are killed or stopped: the transport reports no death, and copies from stopped
+processes.
+"""
 
 from __future__ import annotations
 

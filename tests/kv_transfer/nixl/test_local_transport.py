@@ -1,4 +1,4 @@
-"""Workers of one machine: what they open to others, which is nothing."""
+"""Workers on one machine open nothing to others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What importing NIXL does to the rest of the process: nothing."""
+"""Importing NIXL does not change the rest of the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers that are killed and stopped for real, before, during and after a read, on both sides of it."""
+"""Peers that are really killed and stopped, before, during and after a read, on both sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which network devices UCX gets."""
+"""The network devices that UCX may use."""
 
 from __future__ import annotations
 

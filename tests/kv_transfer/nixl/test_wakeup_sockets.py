@@ -1,4 +1,4 @@
-"""What other processes of the machine send to the sockets with which UCX wakes a worker."""
+"""Datagrams from other processes to the sockets with which UCX wakes a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a source tells of prompts that it computes: to whom, how much, and under which epoch."""
+"""A source's announcements of prompts that it computes: to whom, how much, and under which epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads that never end: when a reader says that only the end of its process is sure to end them."""
+"""Reads that never end: when a reader reports that only the end of its process can end them."""
 
 from __future__ import annotations
 

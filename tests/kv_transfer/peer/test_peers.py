@@ -1,4 +1,4 @@
-"""Peers are met once a life; a new life replaces the old one only when it was met."""
+"""Peers are connected once per incarnation; a new incarnation replaces the old one only once it is connected."""
 
 from __future__ import annotations
 

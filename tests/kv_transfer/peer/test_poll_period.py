@@ -1,4 +1,4 @@
-"""How often a connector's thread looks at its transport."""
+"""How often a connector's thread polls its transport."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class GatedTokenizer(Tokenizer):
     texts: list[str]
 
     def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """As the tokenizer does, but later."""
+        """Like the tokenizer, but later."""
         self.texts.extend(texts)
         assert self.gate.wait(120)
         return super().encode_all(texts, add_special_tokens=add_special_tokens)

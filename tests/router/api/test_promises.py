@@ -30,7 +30,7 @@ async def rig(model_dir: Path) -> AsyncIterator[RouterRig]:
 
 
 async def ask(rig: RouterRig, url: str, *, headers: dict[str, str] | None = None, **fields: object) -> Promise:
-    """What the engines of both roles are told was promised."""
+    """The promise that the engines of both roles receive."""
     answer = await rig.client.post(url, json={**BODIES[url], **fields}, headers=headers)
     assert answer.status_code == 200, answer.text
     prefill, decode = rig.prefill[0].seen[-1].promise, rig.decode[0].seen[-1].promise

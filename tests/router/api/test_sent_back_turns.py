@@ -26,7 +26,7 @@ HARMONY = (
     "{% else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endif %}{% endfor %}"
     "{% for tool in tools or [] %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
-"""What gpt-oss's own template does with an assistant's turn that calls."""
+"""How gpt-oss's own template renders an assistant's turn with calls."""
 
 SEPARATE = HARMONY.replace(
     '{{ raise_exception("Cannot pass both content and thinking in an assistant message with tool calls!") }}',

@@ -1,4 +1,4 @@
-"""Leanings follow the load and rest when it does; whoever dies, another one decides."""
+"""Leanings follow the load and settle when it does; if the router that decides dies, another one does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams leave workers in trouble for others with room: within bounds, once, and together no more than has to be."""
+"""Streams leave workers in trouble for others with room: within limits, once, and in total no more than necessary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts that wait go to workers that end them clearly sooner, and to no others."""
+"""Waiting prompts move to workers that would complete them clearly sooner, and to no others."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_late_ones_that_wait_elsewhere_are_passed_there() -> None:
 
 
 def test_what_leaves_and_what_comes_counts_in_the_next_move() -> None:
-    """One that is late begins at once where nothing waits: nobody passes it there."""
+    """A late prompt begins immediately if nothing waits there, because nothing can pass it."""
     queues = {"busy": queue(4000, num_late=1000), "idle": queue(0)}
     prompts = [waiting("late", "busy", 1000, left_s=-1.0), waiting("in time", "busy", 100, left_s=1.0)]
 
@@ -124,7 +124,7 @@ def test_nobody_is_moved_to_who_lends_its_cores_or_is_not_known() -> None:
 
 NAMES = ("a", "b", "c", "d")
 MAX_ROUNDS = 40
-"""Twice as many as there are prompts: one that came along before a longer one may go back behind it."""
+"""Twice the number of prompts: one that moved before a longer one may move back after it."""
 
 
 @given(

@@ -1,4 +1,4 @@
-"""F1: grammars made from schemas, regexes and tags, and what is wrong with them, by its place."""
+"""F1: grammars made from schemas, regexes and tags, and errors in them, with their places."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOKENIZER = LLTokenizer(byte_tokenizer().to_str(), eos_token=2)
 
 
 def fits(grammar: GrammarText, text: str) -> bool:
-    """True when the grammar takes all of the text, as it stands."""
+    """True if the grammar matches the whole text."""
     matcher = LLMatcher(TOKENIZER, grammar.text, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     tokens = TOKENIZER.tokenize_str(text, parse_special=True)
@@ -90,7 +90,7 @@ def test_f1_a_grammar_takes_what_it_should(grammar: GrammarText, right: list[str
 
 @pytest.mark.behaviour("F1")
 async def test_f1_notes_that_every_document_satisfies_are_no_fault() -> None:
-    """What pydantic writes for bytes, paths and secrets; names, values and what must hold stay as they are."""
+    """Annotations that pydantic writes for bytes, paths and secrets are removed; names, values and constraints stay."""
     kept = {"format": {"enum": ["path"]}, "uniqueItems": {"const": False}, "date": {"type": "string", "format": "date"}}
     few = {"type": "array", "items": {"type": "integer"}, "maxItems": 1, "uniqueItems": True}
     schema = of({**kept, "few": few, "all": {**few, "maxItems": 2, "uniqueItems": False}})
@@ -188,7 +188,7 @@ async def test_f1_what_nobody_can_follow_is_refused(grammar: GrammarText, word: 
 
 @pytest.mark.behaviour("F1")
 async def test_f1_a_grammar_is_checked_off_the_event_loop() -> None:
-    """While one of many names is checked, the loop goes on."""
+    """While one of many names is checked, the event loop continues."""
     names = {f"k{number}": {"type": "string", "pattern": "^[a-z]{1,9}$"} for number in range(3000)}
     checker = GrammarChecker()
     turns = 0

@@ -1,4 +1,4 @@
-"""F1: grammars in GBNF become Lark, in time that grows with their text alone."""
+"""F1: grammars in GBNF are converted to Lark, in time proportional to their text."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_rules_in_any_order_become_what_llguidance_makes_of_them(rules: list[lis
     )
 )
 def test_lark_is_known_by_what_llguidance_knows_it_by(parts: list[str]) -> None:
-    """A text that is left as it is was taken for Lark; no other one can be."""
+    """A text that is left unchanged was recognized as Lark, which no other text may be."""
     text = "".join(parts)
     try:
         is_kept = MaybeGbnf(text).as_lark() == text
@@ -114,7 +114,7 @@ async def test_f1_what_is_no_gbnf_is_refused(text: str) -> None:
 
 @pytest.mark.behaviour("F1")
 async def test_f1_gbnf_is_converted_off_the_event_loop() -> None:
-    """What is wrong at the end of a long text is found while the loop goes on."""
+    """An error at the end of a long text is found while the event loop continues."""
     checker = GrammarChecker()
     text = "root ::= " + '"a" ' * 50_000 + ")"
     turns = 0

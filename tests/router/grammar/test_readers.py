@@ -1,4 +1,4 @@
-"""F1: grammars are read in processes of their own, which end with a grammar that costs too much."""
+"""F1: grammars are read in processes of their own, which end if a grammar costs too much."""
 
 from __future__ import annotations
 

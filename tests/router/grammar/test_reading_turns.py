@@ -1,4 +1,4 @@
-"""F1: few grammars are read at once, and nobody waits for them without end."""
+"""F1: few grammars are read at the same time, and no request waits for them forever."""
 
 from __future__ import annotations
 

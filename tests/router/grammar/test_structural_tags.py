@@ -1,4 +1,6 @@
-"""Every format of structural tags, alone and in others, held against texts; what is not understood is named."""
+"""Every format of structural tags, alone and nested, compared with texts; errors name the place that is not
+supported.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What those who watch a cluster read: snapshots, changes, and what happens."""
+"""The events for watchers of a cluster: snapshots, changes, and timeline entries."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Watcher:
             self.timeline.append(told)
 
     def kinds(self) -> list[str]:
-        """What happened so far."""
+        """The kinds of the entries so far."""
         return [entry["kind"] for entry in self.timeline]
 
 

@@ -1,4 +1,4 @@
-"""What is told of the change between two states."""
+"""Timeline entries for the difference between two states."""
 
 from __future__ import annotations
 

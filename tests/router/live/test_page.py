@@ -1,4 +1,4 @@
-"""The page at /, and that nothing of it comes from elsewhere."""
+"""The page at /, which loads nothing from elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that share the cores of a host: where requests go so that all of its streams are served soonest."""
+"""Workers that share the cores of a host: requests are placed so that all streams of the host are served soonest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def worker(host: int = 0, *, cores: int = 2, model: StepTimeModel = SHARING, **c
 
 
 def step_gain(num_rows: float, *, model: StepTimeModel = SHARING) -> float:
-    """What as many cores more gain in a step of so many streams."""
+    """The speed-up of a step of this many streams by twice the cores."""
     work = StepWork(num_rows=num_rows)
     return model.seconds(work) / model.on(2.0).seconds(work) - 1.0
 
@@ -71,7 +71,7 @@ def test_a_worker_beside_one_that_computes_has_its_own_cores() -> None:
 
 
 def test_many_streams_lose_more_of_their_speed_than_few() -> None:
-    """What rows add to a step is computing, which gains most by cores."""
+    """Rows add computation to a step, which gains most by more cores."""
     one, many = (beside_others(worker(num_rows=rows), worker()) for rows in (1.0, 32.0))
 
     assert many.lost_rows[1] / 32.0 > one.lost_rows[1]
@@ -195,7 +195,7 @@ PROMISED = wish_of(500, 100.0, hand_over_s=0.01, promise=Promise(ttft_ms=600.0, 
 def test_no_worker_takes_cores_from_prompts_that_wait(
     queued_tokens: float, idle_leans_to_prompts: float, wish: Wish
 ) -> None:
-    """What this request would gain, those that wait there would lose."""
+    """What this request would gain, the waiting ones would lose."""
     busy, idle = worker(num_rows=4.0, queued_tokens=queued_tokens), worker(leans_to_prompts=idle_leans_to_prompts)
 
     assert plan_of(busy, idle, wish=wish).way == (0, 0, False)

@@ -1,4 +1,4 @@
-"""Choices among many replicas: machine code, with the results of the Python that it is made of, to the bit."""
+"""Choices among many replicas in machine code, whose results equal those of its Python source, to the bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a request goes by predictions: properties of every plan, and the cases that people would name."""
+"""Placement by predictions: properties of every plan, and typical cases."""
 
 from __future__ import annotations
 

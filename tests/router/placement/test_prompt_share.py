@@ -1,4 +1,4 @@
-"""How much of its time a worker gives to prompts."""
+"""The share of its time that a worker gives to prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policies as pure functions, and what the pool makes of them."""
+"""The policies as pure functions, and as the pool uses them."""
 
 from __future__ import annotations
 

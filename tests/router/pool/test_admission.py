@@ -1,4 +1,4 @@
-"""The queue in front of the decode replicas' memory: order, bound, and no one lost."""
+"""The queue for memory on decode replicas: its order, its limit, and that no request is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def wish(num_blocks: int, *, priority: int = 0, owner: str = "") -> RoomWish:
 
 
 def num_tickets() -> int:
-    """Those that somebody still holds."""
+    """The number of tickets that are still referenced."""
     gc.collect()
     return sum(type(item) is Ticket for item in gc.get_objects())
 

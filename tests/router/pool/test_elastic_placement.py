@@ -1,4 +1,4 @@
-"""Where requests go among workers that take any work: by policies, and beside workers that are about to go."""
+"""Placement among elastic workers: by policies, and with workers that are about to leave."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_by_policies_each_does_what_it_leans_to_while_none_is_heard(bench:
 async def test_known_failure_7_no_two_workers_keep_prompts_for_each_other_without_room(
     bench: Bench, num_tokens: int, num_apart: int
 ) -> None:
-    """Of 100 blocks a prompt takes 60 where it is computed and 60 where its tokens are generated, or 30."""
+    """Of 100 blocks, a prompt takes 60 (or 30) where it is computed and as many where its tokens are generated."""
     admission = Admission(bench.pool, settings=FAST, placement=bench.placement)
     wish = RoomWish(
         demand=Demand(greedy_request("a", [1] * num_tokens, max_tokens=1)),

@@ -1,4 +1,4 @@
-"""The line in front of the workers' memory: one owner's requests in their order, those of several owners in turn."""
+"""The queue for the workers' memory: one owner's requests in order, those of several owners in turn."""
 
 from __future__ import annotations
 

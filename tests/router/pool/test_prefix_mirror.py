@@ -1,4 +1,4 @@
-"""The mirror of the prefix caches against plain sets: whatever comes, and whatever does not come."""
+"""The mirror of the prefix caches compared with plain sets, with and without lost events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def packed(keys: Sequence[int]) -> bytes:
 
 
 class MirrorMachine(RuleBasedStateMachine):
-    """Replicas that hold heads of chains, and what the mirror says of them."""
+    """Replicas that cache the beginnings of chains, compared with the mirror."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a router makes of a worker's report and of what it sent there itself."""
+"""What a router derives from a worker's report and from what it sent there itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.router.balance_world import BLOCK_SIZE, replica_of
 
 
 def test_prompts_of_other_routers_that_wait_will_take_memory() -> None:
-    """Their own routers have promised it to them, which nobody tells us."""
+    """Their own routers have reserved it for them, which other routers do not know."""
     waiting = LoadReport(num_blocks=100, num_free_blocks=100, num_waiting=2, queued_prefill_tokens=10 * BLOCK_SIZE + 1)
     replica = replica_of("decode-0", waiting, now_s=0.0)
     assert replica.promised_usage == pytest.approx(0.11)

@@ -1,4 +1,4 @@
-"""One small model for all tests through HTTP that need a real one, and transformers' view of it."""
+"""One small model for all tests over HTTP that need a real one, with reference outputs by transformers."""
 
 from __future__ import annotations
 

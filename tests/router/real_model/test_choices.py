@@ -1,4 +1,4 @@
-"""Several choices of one prompt, and parameters that change what is drawn, through HTTP and the official client."""
+"""Several choices of one prompt, and parameters that change what is sampled, over HTTP and the official client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What HTTP clients get is the same whether the workers verify drafts or not: text, tokens, logprobs, usage."""
+"""HTTP clients get the same whether the workers verify drafts or not: text, tokens, logprobs, usage."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_a_stream_says_what_the_whole_answer_says(checkpoint_dir: Path) ->
 
 
 async def test_a_prediction_makes_the_same_answer_in_fewer_steps(live: ModelRouter) -> None:
-    """What the caller predicted is drafted where the cluster itself proposes nothing."""
+    """The caller's prediction is used as drafts although the cluster itself has no drafting method."""
     asked: dict[str, Any] = {
         "model": "tiny",
         "messages": [{"role": "user", "content": "a baton goes from one runner to the next"}],

@@ -1,4 +1,4 @@
-"""A model that speaks harmony ends its calls and its answers with tokens of their own, both of which end the output."""
+"""A model that uses harmony ends its calls and its answers with tokens of their own, both of which end the output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEMPLATE = (
 
 
 def harmony_tokenizer() -> Tokenizer:
-    """Bytes, and a token for each marker."""
+    """A tokenizer of bytes, with a token for each marker."""
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens([AddedToken(marker, special=True) for marker in HarmonyFormat.markers])
     return tokenizer

@@ -23,7 +23,7 @@ TABLE = token_bytes(byte_tokenizer()) or {}
 
 
 def expected_logprobs(oracle: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
-    """[num_tokens - 1, vocab_size]: what is said of each token but the first."""
+    """[num_tokens - 1, vocab_size]: the log-probabilities at each token except the first."""
     return torch.log_softmax(oracle_logits(oracle, list(token_ids)).double(), dim=1)[:-1]
 
 

@@ -1,4 +1,6 @@
-"""A real model, which has learnt no format, calls tools in each: its grammars hold, and its text is read as calls."""
+"""A real model, which has learnt no format, calls tools in each: its output matches the grammars, and is read
+as calls.
+"""
 
 from __future__ import annotations
 

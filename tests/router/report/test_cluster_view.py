@@ -1,4 +1,4 @@
-"""Several routers: whichever is asked tells of all of them, and of those that are gone."""
+"""Several routers: each one reports on all of them, and on those that are gone."""
 
 from __future__ import annotations
 
@@ -181,7 +181,9 @@ async def test_router_that_takes_over_from_the_last_one_knows_all_that_was_count
 
 
 async def test_workers_that_a_router_saw_are_told_once_however_many_routers_went(model_dir: Path) -> None:
-    """Each last word told of all of them again: reports and memory grew with the product of both."""
+    """Each farewell used to list all departed workers again, so that reports and memory grew with the product
+    of both.
+    """
     async with AsyncExitStack() as stack:
         routers = await two_routers(model_dir, stack, SLOW)
         one, two = routers.one, routers.two
@@ -212,7 +214,7 @@ async def test_report_passes_between_processes(routers: Routers) -> None:
 
 
 async def test_totals_keep_what_routers_counted_that_are_not_remembered_any_more(model_dir: Path) -> None:
-    """Those that come later know of them too, whomever they ask."""
+    """Routers that start later learn of them too, whichever router they ask."""
     num_gone = MAX_DEPARTED + 30
     went = [report_of(f"router-{number:03}", created_s=number, num_finished=3) for number in range(num_gone)]
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The dashboard asks only for what a cluster answers, in queries that Prometheus understands."""
+"""The dashboard only uses metrics that a cluster has, in queries that Prometheus understands."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def nodes(query: str) -> Iterator[Any]:
 
 
 async def scrape(model_dir: Path) -> list[Sample]:
-    """What a router over real engines says after a request."""
+    """The metrics of a router over real engines after a request."""
     async with engine_pools() as (prefill, decode):
         service = RouterService(model_dir, "tiny", {"prefill": prefill, "decode": decode}, FAST)
         await service.start()

@@ -1,4 +1,4 @@
-"""What is measured of each request, and under which names."""
+"""The measurements of each request, and the names of their metrics."""
 
 from __future__ import annotations
 

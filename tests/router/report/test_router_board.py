@@ -1,4 +1,4 @@
-"""What a router remembers of the others: who is there, who went, and what they counted."""
+"""What a router remembers of the others: which ones run, which are gone, and their counters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.router.router_rig import until
 
 @dataclass(slots=True)
 class Coming:
-    """Peers that come and go. ``gone`` is what they tell of others."""
+    """Peers that come and go. ``gone`` is what they report of departed routers."""
 
     names: list[str] = field(default_factory=list)
     gone: tuple[RouterReport, ...] = ()

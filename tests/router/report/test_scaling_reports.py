@@ -1,4 +1,6 @@
-"""What routers tell each other where pools follow the promises: what came to them, and what they ordered."""
+"""What routers report to each other if pools follow the promises: the requests that came, and the sizes that they
+ordered.
+"""
 
 from __future__ import annotations
 

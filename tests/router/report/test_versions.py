@@ -1,4 +1,4 @@
-"""Reports that pass between routers of two versions, as in a rolling update."""
+"""Reports between routers of two versions, as in a rolling update."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class OtherVersion(pickle.Pickler):
         self._change = change
 
     def reducer_override(self, told: Any) -> Any:
-        """What is pickled of one object."""
+        """The pickled form of one object."""
         if type(told) not in TOLD:
             return NotImplemented
         function, arguments, state, *_ = told.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
@@ -72,7 +72,7 @@ class OtherVersion(pickle.Pickler):
 
 
 def through(change: Callable[[Any, Any], Any], told: object) -> Any:
-    """What arrives of something that such a version sent."""
+    """What arrives if such a version sends an object."""
     file = io.BytesIO()
     OtherVersion(file, change).dump(told)
     return pickle.loads(file.getvalue())
@@ -92,7 +92,7 @@ def older(told: object, state: Any) -> Any:
 
 
 def each(report: RouterReport) -> Iterator[object]:
-    """What a report is made of."""
+    """The parts of a report."""
     yield from (report, report.counters, report.forgotten_routers, report.forgotten_routers.counters)
     yield from report.families
     yield from (worker for workers in report.departed.values() for worker in workers)
@@ -104,7 +104,7 @@ def test_report_of_the_first_version_is_read() -> None:
 
 
 def test_first_version_can_read_what_is_sent() -> None:
-    """Frozen dataclasses were read by position and the counters by name: nobody can change that any more."""
+    """Frozen dataclasses were read by position and the counters by name: that cannot be changed any more."""
     for told in each(REPORT):
         state = told.__reduce_ex__(pickle.HIGHEST_PROTOCOL)[2]
         names = [item.name for item in fields(told)]  # type: ignore[arg-type]
@@ -154,7 +154,7 @@ def test_rows_stay_three_things() -> None:
 
 @pytest.mark.parametrize("told", TOLD, ids=lambda told: str(told.__name__))
 def test_fields_that_came_later_have_defaults(told: type[Any]) -> None:
-    """Those that were there first may have none."""
+    """The fields of the first version may have none."""
     later = fields(told)[NUM_FIRST_FIELDS[told] :]
 
     assert [item.name for item in later if item.default is MISSING and item.default_factory is MISSING] == []

@@ -1,4 +1,4 @@
-"""All choices of a body are counted when it comes: whoever is accepted waits for room, and is never refused later."""
+"""All choices of a body are counted on arrival: accepted ones wait for room, and are never refused later."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROMPT = [5, 6, 7]
 NUM_TOKENS = 40
 ASK = {"max_tokens": NUM_TOKENS, "seed": 1, "return_token_ids": True, "ignore_eos": True}
 BLOCKS_A_CHOICE = 3
-"""Of 16 tokens, for the prompt and its answer."""
+"""Blocks of 16 tokens, for the prompt and its answer."""
 
 
 def with_settings(**changes: Any) -> RouterSettings:

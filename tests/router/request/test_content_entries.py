@@ -1,4 +1,4 @@
-"""Which log-probabilities belong to an answer's content: those of the tokens that it is made of, however cut."""
+"""Which log-probabilities belong to an answer's content: those of its tokens, however the text is cut."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def parser(reasoning: str, tools: str) -> TurnParser:
 
 
 def told(reader: TurnReader, tokens: Sequence[str], *, num_in_a_piece: int = 1) -> tuple[str, list[str]]:
-    """The content of an answer of these tokens, and the tokens that are told with it; so many come at once."""
+    """The content of an answer with these tokens, and the tokens reported with it; this many arrive at once."""
     entries, start = list[TokenEntry](), 0
     for number, token in enumerate(tokens):
         entries.append(TokenEntry(TokenLogprobs((number,), (0.0,), 1), start))

@@ -1,4 +1,4 @@
-"""Workers that take any work: who gets it, what follows an order to lean, and that nothing is lost."""
+"""Elastic workers: which one gets a request, the effect of an order to lean, and that nothing is lost."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_order_to_lean_reaches_the_worker_and_status_tells(model_dir: Path
 
 
 async def test_router_that_was_told_to_lean_a_worker_goes_by_it_at_once(model_dir: Path) -> None:
-    """Its next report may come half a second later, and requests before it."""
+    """Its next report may come half a second later, and requests may come before it."""
     async with router_rig(model_dir, settings=BY_LEANING) as rig:
         administration = rig.service.administration
 

@@ -1,4 +1,6 @@
-"""Workers that die, hang, refuse and fail: the answer stays the same, or ends with one clear error; nothing stays."""
+"""Workers that die, hang, refuse and fail: the answer stays the same or ends with one clear error, and nothing
+is left.
+"""
 
 from __future__ import annotations
 

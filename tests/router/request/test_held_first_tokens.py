@@ -1,4 +1,4 @@
-"""A first token that another worker goes on behind waits for the next one, as long as what was promised allows."""
+"""A first token after which another worker continues waits for the next one, as long as the promises allow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ BOTH = Promise(ttft_ms=60_000.0, itl_ms=50.0)
 
 @pytest.fixture
 async def rig(model_dir: Path) -> AsyncIterator[RouterRig]:
-    """Nothing is generated before the test opens the gate of the worker that goes on behind the first token."""
+    """A router over engines, in which the worker that continues after the first token waits until the test opens its
+    gate.
+    """
     async with router_rig(model_dir) as made:
         made.decode[0].step_gate.clear()
         yield made
@@ -82,7 +84,7 @@ async def test_it_is_sent_at_once_where_either_was_not_promised(rig: RouterRig, 
 
 
 async def test_it_is_sent_at_once_where_what_was_promised_for_it_is_past(rig: RouterRig) -> None:
-    """Or so near that writing it would take what is left."""
+    """Or so close to it that writing would take the rest of the time."""
     assert await num_taken(start(rig, replace(BOTH, ttft_ms=20.0))) == 1
 
 

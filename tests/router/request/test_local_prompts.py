@@ -1,4 +1,4 @@
-"""Decode computes prompts itself while prefill is far behind."""
+"""Decode workers compute prompts themselves while prefill workers are far behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a request whose worker or KV is gone, by configuration."""
+"""What happens to a request whose worker or KV is lost, by configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams that are told to leave a live worker go on at the other one, whatever happens meanwhile; nothing stays."""
+"""Streams that are ordered to leave a live worker continue on the other one, whatever happens meanwhile."""
 
 from __future__ import annotations
 

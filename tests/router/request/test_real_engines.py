@@ -37,7 +37,7 @@ async def other_router(model_dir: Path, live: Live, *, settings: RouterSettings)
 
 
 def dropped_by(answers: Sequence[ResetAnswer]) -> list[CacheReset]:
-    """What workers dropped; all of them did."""
+    """What the workers dropped; all of them must have."""
     dropped = [answer.dropped for answer in answers if answer.dropped is not None]
     assert len(dropped) == len(answers)
     return dropped
@@ -108,7 +108,9 @@ async def test_little_memory_makes_requests_wait_and_not_fail(model_dir: Path) -
 
 @pytest.mark.known_failure(37)
 async def test_choices_are_all_served_or_refused_as_one_body_before_they_begin(model_dir: Path) -> None:
-    """Beside long answers, with little memory and few places to wait: of these bodies some used to break off."""
+    """With long answers at the same time, little memory and few places to wait, some of these bodies used to be cut
+    off.
+    """
     source = random.Random(11)
     settings = dataclasses.replace(FAST, max_num_queued=5)
     async with live_router(model_dir, num_blocks=40, settings=settings) as live:

@@ -1,4 +1,4 @@
-"""Replicas that go and come back: what a request that was accepted waits for, and what it tries meanwhile."""
+"""Replicas that leave and return: what an accepted request waits for, and what it tries meanwhile."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_refusals_by_drained_prefill_replicas_are_no_attempts(model_dir: P
 
 
 async def test_replica_that_left_after_it_was_chosen_is_no_loss(model_dir: Path) -> None:
-    """As in an update, where Serve stops sending before the worker says that it is drained."""
+    """As in an update, in which Serve stops sending requests before the worker reports that it drains."""
     settings = with_settings(migration_limit=0, prefill_lost_policy="fail")
     async with router_rig(model_dir, num_prefill=2, num_decode=2, settings=settings) as rig:
         leaving = (rig.prefill[0], rig.decode[0])

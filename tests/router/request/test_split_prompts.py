@@ -1,4 +1,4 @@
-"""A prompt that two workers compute: what each is asked for, and what happens when the first part is lost."""
+"""A prompt that two workers compute: the requests to each, and what happens if the first part is lost."""
 
 from __future__ import annotations
 

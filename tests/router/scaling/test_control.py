@@ -1,4 +1,6 @@
-"""One router decides for all, orders what is needed, and tells why; the next one goes on where it ended."""
+"""One router decides for all, orders the needed sizes, and reports the reason; its successor continues where it
+ended.
+"""
 
 from __future__ import annotations
 

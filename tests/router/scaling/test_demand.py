@@ -1,4 +1,4 @@
-"""The load to come, by what came lately."""
+"""The forecast of the load from recent requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a pool changes its size: at once up, down only behind a hold, and never for a load that stays the same."""
+"""When a pool changes its size: up at once, down only after a hold, and never under a constant load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a number of workers is predicted to make of a load, and how many are needed for it."""
+"""The predicted results of a number of workers under a load, and the number that a load needs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_more_load_never_needs_fewer_workers(demand: Demand, factor: float) -> N
 
 
 def test_a_load_needs_what_its_prompts_and_streams_keep_busy() -> None:
-    """0.31 s of prompt each, at 3 a second: 0.93 of a worker, and streams beside them."""
+    """0.31 s of prompt each, at 3 per second: 0.93 of a worker, and the streams in addition."""
     sizing = fewest_workers(PREDICTOR, steady(3.0), target=0.99, least=1, most=8)
 
     assert sizing.num_workers == 2
@@ -86,7 +86,7 @@ def test_a_load_needs_what_its_prompts_and_streams_keep_busy() -> None:
 
 
 def test_requests_that_can_wait_need_fewer_workers_and_hasty_ones_more() -> None:
-    """A prompt takes 0.31 s: one that may take 0.5 s, of which 0.4 count, lets nobody in front of it."""
+    """A prompt takes 0.31 s: with a promise of 0.5 s, of which 0.4 count, it cannot wait for another one."""
 
     def needed(*ttfts_s: float) -> int:
         demand = steady(2.5, ttfts_s=ttfts_s)
@@ -163,7 +163,7 @@ def test_kv_that_finds_no_room_asks_for_another_worker() -> None:
     ],
 )
 def test_what_waits_is_to_be_made_up_for(queued_s: float, number: int) -> None:
-    """Of two workers one is busy with what comes; others need 5 s to start."""
+    """One of two workers is busy with new requests; more workers need 5 s to start."""
     found = workers_to_catch_up(queued_s=queued_s, num_workers=2, busy_workers=1.0, promise_s=2.0, start_s=5.0)
 
     assert found == number

@@ -1,4 +1,4 @@
-"""What is refused of tracing's settings, what they mean, and that nothing is loaded while they are off."""
+"""The settings of tracing: which are refused, what they mean, and that nothing is loaded while tracing is off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request is one trace at a collector, over router and workers, and nothing of it where it is not sampled."""
+"""One request is one trace at a collector, across router and workers, and there are no spans if it is not sampled."""
 
 from __future__ import annotations
 

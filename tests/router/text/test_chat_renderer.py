@@ -1,4 +1,4 @@
-"""Rendering beside the event loop: short conversations at once, long ones in a bounded number of threads."""
+"""Rendering off the event loop: short conversations at once, long ones in a bounded number of threads."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def sentencepiece_tokenizer() -> Tokenizer:
 
 
 def word_tokenizer() -> Tokenizer:
-    """Whole words without a decoder: a token's text depends on whether one is before it."""
+    """Whole words without a decoder: a token's text depends on whether it is the first one."""
     words = {word: index for index, word in enumerate(["[UNK]", "the", "quick", "brown", "fox", "."])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -45,7 +45,7 @@ def wordpiece_tokenizer() -> Tokenizer:
 
 
 def split_byte_tokenizer() -> Tokenizer:
-    """Bytes and words, with a decoder that is not known to be the same for every token."""
+    """Bytes and words, with a decoder that is not known to treat all tokens alike."""
     tokenizer = sentencepiece_tokenizer()
     tidying = decoders.Replace(Regex(" +"), " ")
     tokenizer.decoder = decoders.Sequence(

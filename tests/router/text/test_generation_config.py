@@ -1,4 +1,4 @@
-"""What a model's generation_config.json says is what a request gets that says nothing."""
+"""A model's generation_config.json gives the defaults of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates with a caller's values in them: whatever those are, memory and time stay bounded."""
+"""Templates with a caller's values: whatever these are, memory and time stay bounded."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_time_is_bounded_where_steps_are_slow() -> None:
 
 
 def test_long_conversations_are_rendered() -> None:
-    """As many messages as a body may have, and as much text."""
+    """With as many messages and as much text as a body may have."""
     special = {"bos_token": "<s>", "eos_token": "</s>"}
     source = (
         "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m.content | trim }}{{ eos_token }}\n{% endfor %}"

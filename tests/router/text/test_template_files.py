@@ -1,4 +1,4 @@
-"""Which files of a model's directory its chat templates are in, and which of them is for what."""
+"""The files in a model's directory that have its chat templates, and the purpose of each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def loaded(path: Path) -> ChatTemplates:
 
 
 def both(templates: ChatTemplates) -> tuple[str, str]:
-    """What is rendered without tools, and with some."""
+    """The rendered chat without tools, and with some."""
     plain, with_tools = templates.for_tools(None), templates.for_tools(TOOLS)
     return plain.render(MESSAGES), with_tools.render(MESSAGES, tools=TOOLS)
 

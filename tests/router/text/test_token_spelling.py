@@ -1,4 +1,4 @@
-"""Tokens where they stand alone."""
+"""Texts of single tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokenizer of a directory: special tokens, the beginning of a text, and what is said when it cannot be read."""
+"""The tokenizer of a directory: special tokens, the beginning of a text, and the error if it cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Gemma's notation of arguments: what its templates write is read as the same JSON, and grammars hold it to schemas."""
+"""Gemma's notation of arguments: what its templates write is read as the same JSON, and grammars enforce
+schemas in it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ NOTATION = """
   {%- else -%}{{ item }}{%- endif -%}
 {%- endmacro -%}
 {{ begin }}call:{{ name }}{{ value(arguments) }}{{ end }}"""
-"""As the templates of these models write the calls of earlier turns."""
+"""How the templates of these models write the calls of earlier turns."""
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -1,4 +1,4 @@
-"""Schemas of tools that are wrong, to models with Gemma's notation: refused at their place, whatever stands there."""
+"""Invalid schemas of tools for models with Gemma's notation are refused with their place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grammars of each format, held against answers by the library that engines use."""
+"""The grammars of each format, compared with answers by the library that engines use."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_strict_tool_may_say_what_every_text_is(rig: GrammarRig, name: str) ->
 
 @pytest.mark.parametrize("name", CALLS)
 def test_patterns_that_no_grammar_follows_are_left_out(rig: GrammarRig, name: str) -> None:
-    """What pydantic writes for Decimal, and zod for addresses of mail, must not make a tool useless."""
+    """Patterns that pydantic writes for Decimal, and zod for mail addresses, must not make a tool useless."""
     parameters = {
         "properties": {
             "city": {"type": "string", "pattern": r"^(?!\.)(?!.*\.\.)[a-z.]+$", "maxLength": 8},

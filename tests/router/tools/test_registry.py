@@ -1,4 +1,4 @@
-"""Which formats a model speaks, by the telling parts of real chat templates and by its tokens."""
+"""The formats of a model, found by parts of real chat templates and by its tokens."""
 
 from __future__ import annotations
 

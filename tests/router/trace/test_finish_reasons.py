@@ -1,4 +1,4 @@
-"""A trace says that an answer ended as the answer itself does, in the waterfall and at a collector."""
+"""A trace has the same finish reason as the answer, in the waterfall and at a collector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a running cluster recorded becomes a load."""
+"""The requests that a running cluster recorded become a load."""
 
 from __future__ import annotations
 

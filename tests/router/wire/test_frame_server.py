@@ -1,5 +1,4 @@
-"""Frames over a socket: what is written comes out, once, to whoever has the key, and calls are answered, until either
-side leaves."""
+"""Frames over a socket: they arrive once, at whoever has the key, and calls are answered until either side leaves."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from router.wire.frames import LINK_VERSION, FrameParser, FrameTooLongError, fra
 
 
 class Frames:
-    """What a worker has to say; it notes whether it was closed."""
+    """The frames that a worker sends; notes whether it was closed."""
 
     def __init__(self, *frames: bytes, goes_on: bool = False) -> None:
         self._frames = frames
@@ -297,7 +296,7 @@ async def test_what_was_asked_is_done_though_the_router_left(server: FrameServer
 
 
 async def test_other_threads_send_what_comes_out_whole_and_in_their_order() -> None:
-    """A reader that does not read makes none of them wait."""
+    """A reader that does not read makes no thread wait."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)

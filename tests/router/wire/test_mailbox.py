@@ -1,4 +1,4 @@
-"""Tokens on their way to whoever writes them: all of them, in order, at the pace that many streams allow."""
+"""Tokens on their way to their writer: all of them, in order, at a rate that allows many streams."""
 
 from __future__ import annotations
 

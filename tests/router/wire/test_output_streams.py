@@ -1,4 +1,4 @@
-"""What a router reads of a replica, whatever else it asks it meanwhile."""
+"""What a router receives from a replica, while it makes other calls to it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Replica:
             yield await self.said.get()
 
     async def resync_cache(self, *_: object) -> None:
-        """Tell all of its cache anew."""
+        """Send the whole state of the prefix cache again."""
         self.num_asked += 1
         await self.may_tell.wait()
         if self.error is not None:

@@ -1,4 +1,4 @@
-"""Submissions and aborts on their way: joined, answered in order, and nothing left of a caller that gave up."""
+"""Submissions and aborts in flight: joined, answered in order, and without remains of callers that gave up."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ async def test_answer_that_fails_before_it_begins_is_a_500(
 async def test_request_that_fails_before_anything_runs_is_a_500_with_its_id(
     model_dir: Path, path: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an endpoint on the short way and of one that the framework finds."""
+    """For an endpoint with a direct route, and for one that the framework finds."""
 
     def fail(*_: object, **__: object) -> None:
         raise TypeError("nobody thought of this")

@@ -27,7 +27,7 @@ async def rig(model_dir: Path) -> AsyncIterator[RouterRig]:
 
 
 def max_tokens_of(rig: RouterRig) -> set[int]:
-    """What the workers were told of the choices' lengths."""
+    """The lengths of the choices that the workers were told."""
     return {request.sampling.max_tokens for request in rig.prefill[0].seen}
 
 

@@ -39,7 +39,7 @@ class CountingSpeller:
 
 
 class OutputOfPrompt:
-    """An output that ended at once, of a prompt that there is something to be told of."""
+    """An output that ended immediately, with log-probabilities of its prompt."""
 
     def __init__(self) -> None:
         self.prompt_token_ids = tuple(range(NUM_ROWS + 1))

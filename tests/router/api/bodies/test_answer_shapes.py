@@ -29,7 +29,7 @@ UNSET = {
     **dict.fromkeys(("json_object", "disable_fallback", "disable_any_whitespace"), False),
     **dict.fromkeys(("disable_additional_properties", "_backend_was_auto"), False),
 }
-"""The options that ``dataclasses.asdict`` of vLLM's StructuredOutputsParams writes beside the one that is set."""
+"""The other options that ``dataclasses.asdict`` of vLLM's StructuredOutputsParams writes, unset."""
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from tests.support.router.router_rig import RouterRig, router_rig
 
 CYRILLIC = "ж"
-"""Two tokens for the tokenizer of these tests; " ж" has three."""
+"""It has two tokens with the tokenizer of these tests; " ж" has three."""
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ async def rig(model_dir: Path) -> AsyncIterator[RouterRig]:
 
 
 async def refusal(rig: RouterRig, words: list[str]) -> dict[str, Any]:
-    """What a request with these bad words is told; it must reach no worker."""
+    """The error of a request with these bad words, which must not reach a worker."""
     response = await rig.client.post("/v1/completions", json={"prompt": "hi", "bad_words": words})
     assert response.status_code == 400
     assert rig.prefill[0].seen == []

@@ -31,7 +31,7 @@ async def rig(model_dir: Path) -> AsyncIterator[RouterRig]:
 
 @pytest.fixture
 async def thoughtful(tmp_path: Path) -> AsyncIterator[RouterRig]:
-    """A model whose template reads the reasoning of messages, their names, and how much is to be said."""
+    """A model whose template reads the reasoning and the names of messages, and the reasoning effort."""
     async with router_rig(write_model_dir(tmp_path, config={"chat_template": THOUGHTFUL_TEMPLATE})) as rig:
         yield rig
 

@@ -51,7 +51,7 @@ class FavourParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithFavour(SamplingParams, FavourParams):
-    """What requests may ask for here."""
+    """Additional parameters of requests in these tests."""
 
 
 class Favour:

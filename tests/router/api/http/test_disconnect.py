@@ -61,7 +61,7 @@ async def test_client_that_leaves_in_the_middle_of_a_stream_stops_the_tokens(mod
 
 
 async def test_connection_that_is_lost_with_the_proxy_in_front_frees_everything(model_dir: Path) -> None:
-    """Serve does not tell of a client whose proxy is gone: what waits for the client's next message raises instead."""
+    """Serve does not report a client whose proxy is gone: waiting for the client's next message raises instead."""
     async with router_rig(model_dir) as rig:
         is_proxy_gone = asyncio.Event()
 

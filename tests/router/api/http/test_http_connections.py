@@ -171,7 +171,7 @@ async def test_client_that_leaves_in_the_middle_of_its_body_is_no_error(
 async def test_connection_that_is_lost_with_the_proxy_in_front_is_no_error(
     rig: RouterRig, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Serve does not tell of a client whose proxy is gone: what waits for the rest of the body raises instead."""
+    """Serve does not report a client whose proxy is gone: waiting for the rest of the body raises instead."""
 
     async def through_proxy(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()

@@ -31,7 +31,7 @@ IMPATIENT = dataclasses.replace(FAST, write_timeout_s=0.05)
 
 
 async def ask(rig: RouterRig, body: dict[str, Any], *, blocks_at: Callable[[Message], bool]) -> list[Message]:
-    """What a client was sent that takes nothing any more from some message on."""
+    """The messages sent to a client that reads nothing from some message on."""
     return await post(rig, "/v1/completions", {"prompt": "hi", "ignore_eos": True, "seed": 2, **body}, blocks_at)
 
 

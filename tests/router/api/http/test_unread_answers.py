@@ -68,7 +68,7 @@ def deaf_client(port: int) -> Iterator[socket.socket]:
 
 
 async def until_there_is_room(port: int) -> None:
-    """No other connection is taken in as long as the only one is being answered, or is to be closed."""
+    """No other connection is accepted as long as the only one is being answered, or is about to be closed."""
     async with asyncio.timeout(TIMEOUT_S):
         while (await exchange(port, request("/health"))).status != 200:
             pass
