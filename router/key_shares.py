@@ -54,7 +54,7 @@ class KeyShares(Generic[Item]):
     def limit_for(self, num_places: int) -> str:
         """The limit in words, for a refusal of ``num_places`` more."""
         is_share = len(self._owners) + num_places <= self._limit
-        return f"the limit is {self._limit}{', of which the rest is left to other keys' if is_share else ''}"
+        return f"the limit is {self._limit}{', and the remaining places are left to other keys' if is_share else ''}"
 
     def num_left(self, owner: str | None) -> int:
         """How many more places an owner may take now; None: the owner that may take most. Registers the owner."""

@@ -160,7 +160,9 @@ def read_key_file(path: Path | None) -> tuple[str, ...]:
     hashes = tuple(line for raw in text.splitlines() if (line := raw.partition("#")[0].strip()))
     check_hashes(hashes, where=str(path))
     if not hashes:
-        raise SecurityError(f"the key file {path} holds no hash of a key, so nobody could use the API")
+        raise SecurityError(
+            f"the key file {path} has no hash of a key, so that nobody could use the API: add one (`baton keys new`)"
+        )
     return hashes
 
 

@@ -32,7 +32,7 @@ class RealWaitError(RuntimeError):
     """Code asked for something that takes real time: a thread, a socket, a process."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what}: in virtual time nothing can be waited for but timers and what they set off")
+        super().__init__(f"{what}: in virtual time code can only wait for timers and what they trigger")
 
 
 class _Jump:

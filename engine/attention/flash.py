@@ -37,7 +37,7 @@ class FlashVarlen:
             options["num_splits"] = self.num_splits
         if shape.block_tables is not None:
             if "block_table" not in _flash_parameters():
-                raise NotImplementedError(f"FlashAttention of torch {torch.__version__} takes no blocks")
+                raise NotImplementedError(f"FlashAttention of torch {torch.__version__} does not support paged blocks")
             options |= {"seqused_k": shape.seq_lens, "block_table": shape.block_tables}
         has_key_starts = shape.block_tables is None or self.names_key_starts
         output: torch.Tensor = torch.ops.aten._flash_attention_forward(
@@ -83,7 +83,7 @@ def efficient_varlen(
 ) -> torch.Tensor:
     """Memory-efficient attention, for GPUs without FlashAttention (before compute capability 8.0)."""
     if shape.block_tables is not None:
-        raise NotImplementedError("memory-efficient attention takes no blocks")
+        raise NotImplementedError("memory-efficient attention does not support paged blocks")
     group = query.shape[1] // key.shape[1]
     # it does not support grouped heads
     key, value = (tensor.repeat_interleave(group, dim=1)[None] for tensor in (key, value))

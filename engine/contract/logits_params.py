@@ -78,7 +78,8 @@ async def _read_bad_words(given: list[str], vocabulary: Vocabulary) -> tuple[tup
     if (num_tokens := sum(map(len, words))) > MAX_NUM_BAD_WORDS_TOKENS:
         longest = max(given, key=len)[:MAX_NUM_NAMED_CHARACTERS]
         vocabulary.refuse(
-            f"its {len(given)} words, as they stand and behind a space, have {num_tokens} tokens together, the limit "
+            f"its {len(given)} words, with and without a space before them, have {num_tokens} tokens together, the "
+            "limit "
             f"is {MAX_NUM_BAD_WORDS_TOKENS}: give fewer or shorter words, the longest is {longest!r}",
             param="bad_words",
         )

@@ -164,7 +164,7 @@ class PartReads:
             TransportError: The connection is broken, or was replaced by a new one; nothing was started.
         """
         if self._peers.find(peer.identity) is not peer:
-            raise TransportError(peer=peer.name, reason="it was met anew, or forgotten, meanwhile")
+            raise TransportError(peer=peer.name, reason="it was connected again, or removed, meanwhile")
         read = self._transport.start_read(peer.name, part.source_block_ids, part.block_ids)
         peer.num_reads += 1
         peer.bytes_in_flight += part.num_bytes

@@ -242,7 +242,7 @@ class Reader:
             return True
         if not load.handshake.is_finished:
             return False
-        self._fail(load, str(load.handshake.error or "the peer was met and lost again"))
+        self._fail(load, str(load.handshake.error or "the peer was connected and lost again"))
         return True
 
     def _advance_reading(self, load: Load) -> bool:

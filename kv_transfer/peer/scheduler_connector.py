@@ -288,7 +288,7 @@ class PeerSchedulerConnector:
         if params.layout_hash != self._layout.layout_hash:
             return f"layout {params.layout_hash}, ours is {self._layout.layout_hash}"
         if params.source.engine_id == self._identity.engine_id:
-            return "its source is this engine itself, whose prefix cache has what is left of it"
+            return "its source is this engine itself: what is left of it is in its own prefix cache"
         groups, num_blocks = self._groups, self._groups.num_blocks_for(params.num_tokens)
         counts = [len(block_ids) for block_ids in params.block_ids]
         if len(counts) != groups.num_groups:

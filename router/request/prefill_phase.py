@@ -90,12 +90,12 @@ class PrefillPhase:
         loss = Loss()
         while loss.num_losses < num_attempts and loss.num_drained <= MAX_MOVES:
             if policy != "fail" and not self._pool.has_any():
-                raise PrefillLostError(loss.reason or "no prefill replica takes requests")
+                raise PrefillLostError(loss.reason or "no prefill replica accepts requests")
             if generation.num_head_tokens and (loss.num_attempts or self._first_choice(generation) is None):
-                raise PrefillLostError(loss.reason or "the worker that has its beginning takes no requests")
+                raise PrefillLostError(loss.reason or "the worker that computed its beginning accepts no requests")
             replica = await self._choose(generation, loss, stream_id=stream_id)
             if replica.replica_id == stream_id:
-                raise PrefillLostError(loss.reason or "no other replica takes requests")
+                raise PrefillLostError(loss.reason or "no other replica accepts requests")
             if decode is not None and generation.leader is None and not generation.num_head_tokens:
                 self._give_notice(generation, source=replica, decode_replica_id=decode.replica.replica_id)
             if (trace := generation.trace) is not None:

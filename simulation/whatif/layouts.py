@@ -78,8 +78,7 @@ def _make(kind: str, first: int, second: int | None, chunk: int | None, machine:
         return unified(first, machine) if chunk is None else unified(first, machine, chunk=chunk)
     if promise == NO_PROMISE:
         raise LayoutError(
-            f"elastic:{first} works by what is promised, and nothing is: give --ttft-ms, --itl-ms or both, or leave it "
-            "out"
+            f"elastic:{first} needs a promise: give --ttft-ms, --itl-ms or both, or leave this layout out"
         )
     return elastic(first, machine, promise)
 

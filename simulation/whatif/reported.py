@@ -65,7 +65,7 @@ def reported_calibration(name: str, workers: Sequence[ReportedWorker]) -> Calibr
     if most_prompt < KNOWN_PROMPT_TOKENS or most_answer < MIN_STREAM_TOKENS:
         raise MachineFileError(
             f"no worker of {name} has computed {KNOWN_PROMPT_TOKENS} tokens of prompts, or none {MIN_STREAM_TOKENS} "
-            "tokens of answers, so that nobody knows what its steps take: let it serve some requests before"
+            "tokens of answers, so that the times of its steps are unknown: let it serve some requests first"
         )
     first, own = known[0], _mean_step_time(known)
     typical = CPU_HOST if first.device == "cpu" else GPU

@@ -33,7 +33,7 @@ def test_a_flood_of_one_key_leaves_places_to_the_others() -> None:
     assert shares.num_left("calm") == 100
 
     assert take(shares, "flood", numbers) == 75
-    assert shares.limit_for(1) == "the limit is 100, of which the rest is left to other keys"
+    assert shares.limit_for(1) == "the limit is 100, and the remaining places are left to other keys"
     assert take(shares, "calm", numbers) == 19
     assert take(shares, "third", numbers) == 5
     assert shares.num_left("flood") == 0

@@ -45,7 +45,7 @@ def test_files_add_to_the_keys_of_the_settings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(None, "cannot read the key file"), ("# nothing\n", "holds no hash"), ("my-secret-key\n", "entry 1 is not")],
+    [(None, "cannot read the key file"), ("# nothing\n", "has no hash"), ("my-secret-key\n", "entry 1 is not")],
 )
 def test_unusable_key_file_is_refused_without_repeating_it(tmp_path: Path, content: str | None, reason: str) -> None:
     file = tmp_path / "keys"

@@ -50,7 +50,7 @@ def read_gemma_config(raw: Mapping[str, Any], *, architecture: str, period: int,
     """
     if raw.get("use_bidirectional_attention"):
         raise CheckpointError(
-            "config.json: use_bidirectional_attention is not supported: each token would see those behind it; "
+            "config.json: use_bidirectional_attention is not supported: tokens would see later ones; "
             "serve a checkpoint that generates text"
         )
     num_layers = positive(raw, "num_hidden_layers")

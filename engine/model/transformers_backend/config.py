@@ -101,7 +101,8 @@ def build_on_meta(path: Path, *, trust_remote_code: bool) -> PreTrainedModel:
             model = factory.from_config(config, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise CheckpointError(
-            f"transformers {transformers.__version__} makes no model that generates text of it: {_first_line(error)}"
+            f"transformers {transformers.__version__} cannot build a model for text generation from it: "
+            f"{_first_line(error)}"
         ) from error
     assert isinstance(model, PreTrainedModel)
     model.train(False)
@@ -122,7 +123,7 @@ def check_model(model: PreTrainedModel) -> None:
     if model._is_stateful or convolutions:
         raise CheckpointError(f"{name} has layers with a state (state spaces or convolutions); this is not supported")
     if model.base_model is model:
-        raise CheckpointError(f"{name} cannot be told apart from its head; this is not supported")
+        raise CheckpointError(f"{name} cannot be separated from its head; this is not supported")
 
 
 def _is_unknown_generator(name: str) -> bool:

@@ -82,7 +82,7 @@ def probe_head(model: PreTrainedModel, output: Any) -> int:
         return head(output.last_hidden_state[0]).shape[-1]
     except AttributeError as error:
         raise CheckpointError(
-            f"{type(model).__name__} cannot be told apart from its head ({error}); this is not supported"
+            f"{type(model).__name__} cannot be separated from its head ({error}); this is not supported"
         ) from error
     finally:
         head.give_back()

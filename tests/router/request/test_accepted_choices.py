@@ -300,7 +300,7 @@ async def test_one_key_does_not_keep_the_others_out(model_dir: Path) -> None:
         outputs = [rig.service.generate(text(0, "few"))]
         outputs += [rig.service.generate(text(number, "many")) for number in range(6)]
 
-        with pytest.raises(QueueFullError, match="limit is 8, of which the rest is left to other keys"):
+        with pytest.raises(QueueFullError, match="limit is 8, and the remaining places are left to other keys"):
             rig.service.generate(text(6, "many"))
         outputs.append(rig.service.generate(text(1, "few")))
         with pytest.raises(QueueFullError, match="the limit is 8; try"):
