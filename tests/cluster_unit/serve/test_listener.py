@@ -136,7 +136,7 @@ async def test_server_that_ended_by_itself_is_told_to_serve() -> None:
         serving.cancel()
         await asyncio.wait([serving])
 
-        with pytest.raises(ListenError, match="ended"):
+        with pytest.raises(ListenError, match="stopped"):
             router.listener.check()
 
 
