@@ -70,9 +70,7 @@ def test_regret_is_over_the_best_of_the_same_requests_and_over_the_sums_of_all_s
     assert of_all.value == pytest.approx(sums[0] / sums[1])
 
 
-@pytest.mark.parametrize(
-    "options", [["--seeds", "2"], ["--elastic", "--seeds", "2", "--trace", "trace.jsonl"], ["--routers", "2"]]
-)
+@pytest.mark.parametrize("options", ["--seeds 2", "--elastic --seeds 2 --trace trace.jsonl", "--routers 2"])
 def test_options_that_would_do_nothing_are_refused(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["virtual_cluster", *options.split()])
 
