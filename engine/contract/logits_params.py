@@ -59,12 +59,13 @@ async def _read_allowed(given: list[int], vocabulary: Vocabulary) -> tuple[int, 
 async def _read_bad_words(given: list[str], vocabulary: Vocabulary) -> tuple[tuple[int, ...], ...]:
     """The tokens of each word, as it appears at the beginning of a text and after a space.
 
-    A word is left out if the model lacks one of its tokens: it cannot be sampled.
+    Line breaks and tabs belong to the word. A word of nothing but spaces is taken as it is. A word is left out if the
+    model lacks one of its tokens: it cannot be sampled.
     """
     texts: dict[str, str] = {}
     for word in given:
-        bare = word.lstrip()
-        for text in (word, bare, f" {bare}"):
+        bare = word.lstrip(" ")
+        for text in (word, bare, f" {bare}") if bare else (word,):
             texts.setdefault(text, word)
     rows = await vocabulary.encode(list(texts)) if texts else []
     words = dict.fromkeys(tuple(ids) for ids in rows if ids and vocabulary.has(ids))

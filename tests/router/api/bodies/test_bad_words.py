@@ -1,4 +1,4 @@
-"""``bad_words`` are bounded in tokens, too, where the router makes tokens of them."""
+"""``bad_words`` become tokens in the router: in which forms they are looked for, and how many tokens they may have."""
 
 from __future__ import annotations
 
@@ -27,6 +27,29 @@ async def refusal(rig: RouterRig, words: list[str]) -> dict[str, Any]:
     assert rig.prefill[0].seen == []
     error: dict[str, Any] = response.json()["error"]
     return error
+
+
+@pytest.mark.parametrize(
+    ("word", "forms"),
+    [
+        ("good", {"good", " good"}),
+        (" good", {"good", " good"}),
+        ("\n", {"\n", " \n"}),
+        ("\n#", {"\n#", " \n#"}),
+        (" ", {" "}),
+        ("  ", {"  "}),
+    ],
+)
+async def test_a_word_is_looked_for_with_and_without_a_space_before_it(
+    rig: RouterRig, word: str, forms: set[str]
+) -> None:
+    """Other white space is part of the word: without line breaks an answer may still have spaces and signs."""
+    response = await rig.client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1, "bad_words": [word]})
+
+    assert response.status_code == 200
+    (request,) = rig.prefill[0].seen
+    tokens = rig.service.tokenizer.encode_all(sorted(forms), add_special_tokens=False)
+    assert set(request.sampling.bad_words) == {tuple(ids) for ids in tokens}
 
 
 async def test_a_word_of_too_many_tokens_is_named_with_the_limit(rig: RouterRig) -> None:
