@@ -41,8 +41,8 @@ class BeamParams:
     early_stopping: EarlyStopping = False
 
     def num_candidates(self, num_stop_ids: int) -> int:
-        """How many candidates a step must tell for each beam, so that ``width`` of them can go on."""
-        return max(2, 1 + num_stop_ids) * self.width
+        """How many candidates a step must tell of each beam, so that ``width`` of them are no stop tokens."""
+        return self.width + num_stop_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ Outputs and scores are those of transformers' ``generate(num_beams=...)``, in th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,10 @@ from engine.contract.messages import BeamParams, BeamResult
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]
+
+
+LOWEST_SCORE: Final = float(np.finfo(np.float32).min)
+"""The score of outputs whose score overflows. JSON has no infinity."""
 
 
 class Beam(NamedTuple):
@@ -66,10 +70,11 @@ class BeamSearch:
         scores = np.concatenate([values + beam.logprob for values, beam in zip(logprobs, self.running, strict=True)])
         tokens = np.concatenate(token_ids)
         owners = np.repeat(np.arange(len(token_ids)), [len(ids) for ids in token_ids])
-        best = np.argsort(-scores, kind="stable")[: self.num_candidates].tolist()
         goes_on: list[int] = []
         complete: list[BeamResult] = []
-        for place, candidate in enumerate(best):
+        for place, candidate in enumerate(np.argsort(-scores, kind="stable").tolist()):
+            if place >= width and (len(goes_on) >= width or length >= self._max_tokens):
+                break
             token, before = int(tokens[candidate]), self.running[owners[candidate]]
             is_stop = token in self._stop_ids and length >= self._min_tokens
             if not is_stop and length < self._max_tokens:
@@ -96,7 +101,9 @@ class BeamSearch:
         )
 
     def _score(self, logprob: np.float32, length: int) -> float:
-        return float(np.float32(logprob) / np.float32(float(length) ** self.params.length_penalty))
+        with np.errstate(over="ignore"):
+            score = np.float32(logprob) / np.float32(float(length) ** self.params.length_penalty)
+        return max(float(score), LOWEST_SCORE)
 
     def _can_improve(self, length: int) -> bool:
         """True while a running output may still beat the worst complete one, or complete ones are still missing."""
