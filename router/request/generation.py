@@ -100,10 +100,10 @@ class Generation:
     @property
     def held_until_s(self) -> float:
         """Until when its first token may be held back for the next one, in the event loop's time; in the past if either
-        of the two was not promised.
+        of the two was not promised, or if the prompt's log-probabilities come with it: other choices show these too.
         """
         ttft_ms, itl_ms = self.request.promise.ttft_ms, self.request.promise.itl_ms
-        if ttft_ms is None or itl_ms is None:
+        if ttft_ms is None or itl_ms is None or self.request.sampling.num_prompt_logprobs is not None:
             return -math.inf
         return self.first_due_s - max((1.0 - HELD_SHARE) * ttft_ms / 1e3, LEAST_MARGIN_S)
 

@@ -15,7 +15,7 @@ from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.token_ids import TokenIds
 from router.request.generation import Generation
 from router.trace.origin import Origin
-from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
+from tests.support.router.router_rig import FAST, RouterRig, events, router_rig, until
 
 BOTH = Promise(ttft_ms=60_000.0, itl_ms=50.0)
 
@@ -122,3 +122,28 @@ async def test_it_comes_with_those_of_a_worker_that_took_over(model_dir: Path) -
         while await generation.take():
             pass
         assert len(generation.output_token_ids) == 4
+
+
+async def test_what_was_computed_of_a_prompt_is_there_for_a_choice_that_overtakes_the_first_one(
+    model_dir: Path,
+) -> None:
+    """The second choice ends with its first token, which nothing holds back; its echo tells of the prompt's tokens."""
+    stop = 50
+
+    def next_token(request: GenerateRequest, position: int) -> int:
+        return stop if request.sampling.seed == 1 else stop + 1
+
+    body = {"n": 2, "seed": 0, "max_tokens": 4, "echo": True, "logprobs": 1, "stop_token_ids": [stop], "stream": True}
+    async with router_rig(model_dir, next_token=next_token) as rig:
+        rig.decode[0].step_gate.clear()
+        slo = {"ttft_ms": BOTH.ttft_ms, "itl_ms": BOTH.itl_ms}
+        answering = asyncio.create_task(rig.complete("hello", **body, slo=slo))
+        await handed_over(rig)
+        await until(lambda: rig.service.num_alive == 1)
+        rig.decode[0].step_gate.set()
+        choices = [choice for event in events(await answering) for choice in event["choices"]]
+
+    num_prompt_tokens = len(rig.prefill[0].seen[0].prompt_token_ids)
+    for index, num_output_tokens in ((0, 4), (1, 1)):
+        told = [item["logprobs"]["tokens"] for item in choices if item["index"] == index and item["logprobs"]]
+        assert sum(map(len, told)) == num_prompt_tokens + num_output_tokens, index
