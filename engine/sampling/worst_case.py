@@ -18,6 +18,7 @@ _EVERYTHING = SamplingParams(
     frequency_penalty=0.1,
     repetition_penalty=1.1,
     logit_bias=((0, 1.0),),
+    allowed_token_ids=(0, 1),
     num_logprobs=1,
 )
 

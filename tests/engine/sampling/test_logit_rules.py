@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -137,6 +138,23 @@ def test_token_ids_beyond_the_vocabulary_do_no_harm() -> None:
     rig.set(0, rules, prompt=(1,))
 
     assert rig.sample(torch.zeros(1, VOCAB_SIZE), [0]).token_ids.tolist() == [2]
+
+
+def test_host_lays_out_a_byte_for_each_token_of_a_row_that_allows_some() -> None:
+    """Every choice of a request may allow nearly all tokens; whenever rows come or go, the batch is laid out anew."""
+    num_rows, size = 8, 20_000
+    rig = SamplerRig()
+    for row in range(num_rows):
+        rig.set(row, ruled(allowed_token_ids=tuple(range(size - 1))), prompt=PROMPT)
+    logits = torch.zeros(num_rows, size)
+    tracemalloc.start()
+    try:
+        rig.sample(logits, list(range(num_rows)))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak_bytes < 4 * num_rows * size
 
 
 @settings(max_examples=60, deadline=None)
