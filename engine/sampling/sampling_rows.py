@@ -49,9 +49,13 @@ class SamplingRows:
         self.changed_until: IntArray = np.zeros(max_num_seqs, dtype=np.int32)
         self.reads_history: BoolArray = np.zeros(max_num_seqs, dtype=np.bool_)
         self.is_argmax_only: BoolArray = np.ones(max_num_seqs, dtype=np.bool_)
+        self._last_set: list[tuple[SamplingParams, int] | None] = [None] * max_num_seqs
 
     def set(self, row: int, sampling: SamplingParams, *, num_prompt_tokens: int) -> None:
-        """Store a request's parameters."""
+        """Store a request's parameters. A row that has them already keeps them: beams are set anew in each step."""
+        last, self._last_set[row] = self._last_set[row], (sampling, num_prompt_tokens)
+        if last is not None and last[0] is sampling and last[1] == num_prompt_tokens and sampling.grammar is None:
+            return
         self.temperature[row] = sampling.temperature
         self.top_p[row] = sampling.top_p
         self.top_k[row] = sampling.top_k

@@ -157,6 +157,29 @@ def test_host_lays_out_a_byte_for_each_token_of_a_row_that_allows_some() -> None
     assert peak_bytes < 4 * num_rows * size
 
 
+def test_a_row_that_goes_on_with_its_rules_makes_nothing_anew() -> None:
+    """Each step sets the rows of all beams."""
+    size = 20_000
+    rules = ruled(
+        allowed_token_ids=tuple(range(size)), logit_bias=tuple((token, 1.0) for token in range(size)), bad_words=((7,),)
+    )
+    rig = SamplerRig()
+    logits = torch.zeros(2, size)
+    for row in (0, 1):
+        rig.set(row, rules, prompt=PROMPT)
+    rig.sample(logits, [0, 1])
+    tracemalloc.start()
+    try:
+        for row in (0, 1):
+            rig.set(row, rules, prompt=PROMPT, output=(5,))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak_bytes < size
+    assert rig.sample(logits, [0, 1]).token_ids.tolist() == [0, 0]
+
+
 @settings(max_examples=60, deadline=None)
 @given(rows=st.lists(all_rules, min_size=2, max_size=5), seed=st.integers(0, 1000))
 def test_a_row_draws_the_same_alone_as_in_any_batch(rows: list[SamplingParams], seed: int) -> None:
