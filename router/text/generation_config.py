@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from engine.contract.checkpoint.end_tokens import read_end_tokens
 from engine.contract.errors import CheckpointError
@@ -12,6 +15,14 @@ from engine.contract.messages import SamplingParams
 from engine.contract.request_fields import request_fields
 from router.errors import ModelDirectoryError
 from router.text.tokenizer import read_json
+
+_LIMITS: Final[Mapping[str, Any]] = {
+    "temperature": Annotated[float, Field(ge=0.0, le=100.0)],
+    "top_p": Annotated[float, Field(ge=0.0, le=1.0)],
+    "top_k": Annotated[float, Field(ge=-1.0, le=2.0**31 - 1.0)],
+    "min_p": Annotated[float, Field(ge=0.0, le=1.0)],
+}
+"""The values that may be there: those that requests may give, and a ``top_p`` of 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +45,7 @@ def load_generation_defaults(model_dir: Path, *, params: type[SamplingParams] = 
     """Read the defaults from generation_config.json, and the end-of-text tokens by ``read_end_tokens``.
 
     Raises:
-        ModelDirectoryError: A value has the wrong type.
+        ModelDirectoryError: A value has the wrong type, or is none that a request may give.
     """
     config = read_json(model_dir / "generation_config.json")
     try:
@@ -48,17 +59,23 @@ def load_generation_defaults(model_dir: Path, *, params: type[SamplingParams] = 
         top_k=int(_number(config, "top_k", 0, model_dir)),
         min_p=_number(config, "min_p", 0.0, model_dir),
         logits={
-            name: _number(config, name, told.default, model_dir)
+            name: _number(config, name, told.default, model_dir, limits=told.schema)
             for name, told in request_fields(params).items()
             if told.in_generation_config
         },
     )
 
 
-def _number(config: dict[str, object], name: str, default: float, model_dir: Path) -> float:
+def _number(config: Mapping[str, object], name: str, default: float, model_dir: Path, *, limits: Any = None) -> float:
     value = config.get(name)
     if value is None:
         return default
+    file = model_dir / "generation_config.json"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ModelDirectoryError(f"{model_dir / 'generation_config.json'}: {name} must be a number, got {value!r}")
+        raise ModelDirectoryError(f"{file}: {name} must be a number, got {value!r}")
+    try:
+        TypeAdapter(limits or _LIMITS[name], config=ConfigDict(allow_inf_nan=False)).validate_python(value)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Input ")
+        raise ModelDirectoryError(f"{file}: {name} {reason}, got {value!r}") from error
     return float(value)

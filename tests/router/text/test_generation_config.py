@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,30 @@ def test_do_sample_false_is_greedy(tmp_path: Path) -> None:
 def test_a_value_of_the_wrong_type_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelDirectoryError, match="temperature must be a number, got 'hot'"):
         load_generation_defaults(write(tmp_path, temperature="hot"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "limit"),
+    [
+        ("temperature", -1, "greater than or equal to 0"),
+        ("temperature", math.nan, "a finite number"),
+        ("top_p", 1.5, "less than or equal to 1"),
+        ("top_k", 2**31, "less than or equal to 2147483647"),
+        ("top_k", math.inf, "a finite number"),
+        ("repetition_penalty", math.nan, "a finite number"),
+        ("min_p", 2, "less than or equal to 1"),
+        ("repetition_penalty", 0, "greater than 0"),
+    ],
+)
+def test_a_value_beyond_what_requests_may_ask_for_is_named(tmp_path: Path, name: str, value: float, limit: str) -> None:
+    """Of the tokens that ``min_p: 2`` leaves, none could be drawn, and a ``top_k`` of 2**31 fits in no row."""
+    with pytest.raises(ModelDirectoryError, match=f"generation_config.json: {name} should be .*{limit}, got {value}"):
+        load_generation_defaults(write(tmp_path, **{name: value}))
+
+
+@pytest.mark.parametrize(("name", "value"), [("temperature", 0), ("top_p", 0), ("top_k", -1), ("top_k", 50.0)])
+def test_values_that_checkpoints_come_with_are_taken(tmp_path: Path, name: str, value: float) -> None:
+    assert getattr(load_generation_defaults(write(tmp_path, **{name: value})), name) == value
 
 
 def test_an_end_of_the_wrong_type_is_named(tmp_path: Path) -> None:
