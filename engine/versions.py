@@ -17,12 +17,24 @@ def across_versions(cls: type[T]) -> type[T]:
     return cls
 
 
+def named_across_versions(cls: type[T]) -> type[T]:
+    """``across_versions`` for a dataclass with fields of base classes: they are pickled with their names, because each
+    new base class moves the fields behind its own."""
+    cls.__getstate__ = _named_state  # type: ignore[method-assign]
+    return across_versions(cls)
+
+
+def _named_state(self: Any) -> Mapping[str, object]:
+    """``__getstate__`` of such a dataclass."""
+    return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
 def take_state(self: Any, state: State) -> None:
     """``__setstate__`` of a dataclass with slots: fields that the other version does not have get their defaults, and
     those that this one does not have are left out.
 
     A dataclass that is read by this adds fields at its end, with a default, and never drops one, moves one, or gives
-    one another meaning: frozen ones are pickled by position.
+    one another meaning: frozen ones are pickled by position, unless they are ``named_across_versions``.
     """
     told = _by_name(fields(self), state)
     for item in fields(self):
@@ -30,8 +42,8 @@ def take_state(self: Any, state: State) -> None:
 
 
 def _by_name(items: Sequence[Field[Any]], state: State) -> Mapping[str, object]:
-    """What was pickled: values in the order of the fields, from a frozen dataclass, else names and values, which Python
-    puts behind a None that stands for the attributes outside of the slots."""
+    """What was pickled: values in the order of the fields, from a frozen dataclass; names and values, from one that is
+    ``named_across_versions``; else the same behind a None, which stands for the attributes outside of the slots."""
     if isinstance(state, tuple):
         return dict(state[1])
     if isinstance(state, Mapping):

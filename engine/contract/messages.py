@@ -16,7 +16,7 @@ from engine.contract.stats import Gauges
 from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel
 from engine.contract.token_ids import TokenIds
 from engine.contract.tracing.request_timings import RequestTimings, TraceContext
-from engine.versions import across_versions
+from engine.versions import across_versions, named_across_versions
 from kv_transfer.params import KVStreamParams, KVTransferParams
 
 TOO_MANY_BEAMS: Final = "too_many_beams"
@@ -45,6 +45,7 @@ class BeamParams:
         return self.width + num_stop_ids
 
 
+@named_across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(LogitBiasParams, PenaltyParams, BadWordsParams, AllowedTokensParams):
     """How tokens are sampled. The defaults are greedy and neutral. The base classes hold the logits processors'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 import msgspec
 import pytest
@@ -22,6 +22,7 @@ from engine.contract.call_frame import (
 )
 from engine.contract.messages import BeamParams, GenerateRequest, RequestError, SamplingParams
 from engine.contract.promise import Promise
+from engine.contract.request_fields import request_field
 from engine.contract.token_ids import TokenIds
 from engine.contract.tracing.request_timings import TraceContext
 from kv_transfer.params import KVStreamParams, KVTransferParams, PeerIdentity
@@ -94,7 +95,8 @@ def test_no_field_of_a_request_is_left_at_its_default_here() -> None:
     plain = GenerateRequest(request_id="", prompt_token_ids=TokenIds(b""), sampling=SamplingParams(max_tokens=1))
 
     for one, other in ((REQUEST, plain), (SAMPLING, plain.sampling)):
-        assert [field.name for field in fields(one) if getattr(one, field.name) == getattr(other, field.name)] == []
+        same = [field.name for field in fields(one) if getattr(one, field.name) == getattr(other, field.name)]
+        assert same == [], "give them other values in REQUEST or SAMPLING of this file"
 
 
 def test_a_router_that_knows_nothing_of_traces_is_read_and_one_that_does_is_read_without_them() -> None:
@@ -115,6 +117,31 @@ def test_a_request_that_another_version_pickled_is_read() -> None:
 
     assert (older, newer) == (replace(REQUEST, trace=None), REQUEST)
     assert pickle.loads(pickle.dumps(REQUEST)) == REQUEST
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaterParams:
+    """The parameters of a logits processor that this version lacks."""
+
+    __slots__ = ()
+
+    later: float = request_field(0.0, float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaterSampling(SamplingParams, LaterParams):
+    """What a later version pickles; the fields of its new base class come before all others."""
+
+
+def test_sampling_of_a_version_with_more_or_fewer_logits_processors_is_read() -> None:
+    of_both = {item.name: getattr(SAMPLING, item.name) for item in fields(SAMPLING)}
+    later, earlier = object.__new__(LaterSampling), object.__new__(SamplingParams)
+
+    earlier.__setstate__(LaterSampling(later=1.0, **of_both).__getstate__())  # type: ignore[attr-defined]
+    later.__setstate__(SAMPLING.__getstate__())  # type: ignore[attr-defined]
+
+    assert earlier == pickle.loads(pickle.dumps(SAMPLING)) == SAMPLING
+    assert later == LaterSampling(**of_both)
 
 
 def test_aborts_moves_and_answers_arrive_whole() -> None:
