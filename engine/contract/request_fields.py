@@ -37,7 +37,8 @@ class RequestField:
 
     schema: the type of the value in a body, with its limits, as pydantic reads it.
     read: converts the value; None takes it as it is.
-    in_generation_config: the model's generation_config.json may give the value where a body gives none.
+    in_generation_config: the model's generation_config.json may give the value, a number within the limits of
+        ``schema``, where a body gives none.
     """
 
     schema: Any

@@ -66,7 +66,8 @@ def load_generation_defaults(model_dir: Path, *, params: type[SamplingParams] = 
     )
 
 
-def _number(config: Mapping[str, object], name: str, default: float, model_dir: Path, *, limits: Any = None) -> float:
+def _number(config: Mapping[str, object], name: str, default: float, model_dir: Path, *, limits: Any = None) -> Any:
+    """A value of the type and within the limits that a request's parameter has."""
     value = config.get(name)
     if value is None:
         return default
@@ -74,8 +75,7 @@ def _number(config: Mapping[str, object], name: str, default: float, model_dir: 
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ModelDirectoryError(f"{file}: {name} must be a number, got {value!r}")
     try:
-        TypeAdapter(limits or _LIMITS[name], config=ConfigDict(allow_inf_nan=False)).validate_python(value)
+        return TypeAdapter(limits or _LIMITS[name], config=ConfigDict(allow_inf_nan=False)).validate_python(value)
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Input ")
         raise ModelDirectoryError(f"{file}: {name} {reason}, got {value!r}") from error
-    return float(value)
