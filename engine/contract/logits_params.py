@@ -1,5 +1,5 @@
-"""What requests give the logits processors: one class of parameters for each processor, all bases of
-``SamplingParams``.
+"""What requests give the logits processors: one class of parameters for each processor, and ``LogitsParams``, which
+has those of all.
 
 The names are those of OpenAI's and vLLM's APIs. Free of torch.
 """
@@ -19,6 +19,8 @@ MAX_NUM_BAD_WORDS = 1024
 MAX_NUM_BAD_WORD_TOKENS = 64
 MAX_NUM_BAD_WORDS_TOKENS = 8192
 """The most tokens of one word, and (this one) of all a request's words in both forms: every step compares them."""
+MAX_NGRAM_SIZE = 64
+"""Every step compares so many tokens at each place of a text that says one thing again and again."""
 MAX_NUM_NAMED_KEYS = 5
 MAX_NUM_NAMED_CHARACTERS = 40
 
@@ -115,6 +117,17 @@ class PenaltyParams:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RepeatedNgramsParams:
+    """No sequence of ``no_repeat_ngram_size`` tokens occurs twice in prompt and output together; 0: any may."""
+
+    __slots__ = ()
+
+    no_repeat_ngram_size: int = request_field(
+        0, Annotated[int, Field(ge=0, le=MAX_NGRAM_SIZE)], in_generation_config=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class BadWordsParams:
     """``bad_words`` are sequences of token ids that the output must not contain."""
 
@@ -134,3 +147,10 @@ class AllowedTokensParams:
     allowed_token_ids: tuple[int, ...] | None = request_field(
         None, Annotated[list[TokenId], Field(min_length=1, fail_fast=True)], read=_read_allowed
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitsParams(LogitBiasParams, PenaltyParams, RepeatedNgramsParams, BadWordsParams, AllowedTokensParams):
+    """The parameters of all logits processors, a base of ``SamplingParams``: the class of a new one joins the bases."""
+
+    __slots__ = ()

@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from engine.contract.logits_params import AllowedTokensParams, BadWordsParams, LogitBiasParams, PenaltyParams
+from engine.contract.logits_params import LogitsParams
 from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.stats import Gauges
 from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel
@@ -47,8 +47,8 @@ class BeamParams:
 
 @named_across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams(LogitBiasParams, PenaltyParams, BadWordsParams, AllowedTokensParams):
-    """How tokens are sampled. The defaults are greedy and neutral. The base classes hold the logits processors'
+class SamplingParams(LogitsParams):
+    """How tokens are sampled. The defaults are greedy and neutral. The base class holds the logits processors'
     parameters.
 
     seed: always set. Whoever accepts a request draws a seed if the user gave none, so that every engine that works on
@@ -56,7 +56,7 @@ class SamplingParams(LogitBiasParams, PenaltyParams, BadWordsParams, AllowedToke
     top_k, min_p, top_p: 0 means all tokens; 0 and 1 mean off.
     stop_token_ids, eos_token_ids: end the output and are part of it; the latter not with ``ignore_eos``.
     min_tokens: neither is sampled before this many output tokens exist. If the rules leave nothing to sample, allowed
-        tokens take precedence over this rule, and this rule over bad words.
+        tokens take precedence over this rule, and this rule over bad words and repeated tokens.
     num_logprobs: asks for the log-probability of every output token, and of this many most likely other tokens; None
         asks for nothing.
     num_prompt_logprobs: the same for the prompt.

@@ -136,7 +136,9 @@ def test_finds_what_transformers_finds(core: EngineCore, oracle: PreTrainedModel
 def test_rules_change_log_probabilities_as_in_transformers(core: EngineCore, oracle: PreTrainedModel) -> None:
     requests: list[GenerateRequest] = []
     for number in range(12):
-        asked = request(number, oracle, repetition_penalty=1.7, logit_bias=((9, 2.5), (10, -3.0)))
+        asked = request(
+            number, oracle, repetition_penalty=1.7, logit_bias=((9, 2.5), (10, -3.0)), no_repeat_ngram_size=2
+        )
         fewest = min(3, asked.sampling.max_tokens)
         requests.append(replace(asked, sampling=replace(asked.sampling, min_tokens=fewest)))
 
@@ -147,6 +149,7 @@ def test_rules_change_log_probabilities_as_in_transformers(core: EngineCore, ora
             oracle,
             asked,
             repetition_penalty=1.7,
+            no_repeat_ngram_size=2,
             sequence_bias=[[[9], 2.5], [[10], -3.0]],
             min_new_tokens=asked.sampling.min_tokens,
         )

@@ -39,6 +39,7 @@ SAMPLING = SamplingParams(
     presence_penalty=0.5,
     frequency_penalty=-0.5,
     repetition_penalty=1.5,
+    no_repeat_ngram_size=3,
     min_tokens=2,
     eos_token_ids=(1, 2),
     stop_token_ids=(3,),

@@ -46,6 +46,7 @@ def sampling(kind: str, expected: Sequence[int]) -> SamplingParams:
             allowed_token_ids=tuple(range(0, 320, 3)),
             bad_words=((0,), (3, 6), (6, 3), (9, 9)),
             repetition_penalty=1.4,
+            no_repeat_ngram_size=2,
             min_tokens=8,
             eos_token_ids=(6, 12),
         )

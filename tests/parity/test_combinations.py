@@ -37,6 +37,7 @@ JOINED: tuple[Mapping[str, Any], ...] = (
     {"prompt_logprobs": None, "stream": True, "stream_options": {"include_usage": True}},
     {"frequency_penalty": 0.5, "repetition_penalty": 1.2},
     {"presence_penalty": -1.0},
+    {"no_repeat_ngram_size": 2},
     {"logit_bias": {"70": 4, "80": 4}},
     {"bad_words": ["dd", "de", "eee"]},
     {"allowed_token_ids": LETTERS},

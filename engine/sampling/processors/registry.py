@@ -11,6 +11,7 @@ from engine.sampling.processors.logit_bias import LogitBias
 from engine.sampling.processors.min_tokens import MinTokens
 from engine.sampling.processors.penalties import Penalties
 from engine.sampling.processors.processor import LogitsProcessor
+from engine.sampling.processors.repeated_ngrams import RepeatedNgrams
 
 ProcessorFactory = Callable[[int], LogitsProcessor]
 """Builds a processor for a number of rows."""
@@ -18,6 +19,7 @@ ProcessorFactory = Callable[[int], LogitsProcessor]
 PROCESSORS: Final[tuple[ProcessorFactory, ...]] = (
     LogitBias,
     Penalties,
+    RepeatedNgrams,
     BadWords,
     MinTokens,
     AllowedTokens,

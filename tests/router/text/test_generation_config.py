@@ -66,6 +66,12 @@ def test_values_that_checkpoints_come_with_are_taken(tmp_path: Path, name: str, 
     assert getattr(load_generation_defaults(write(tmp_path, **{name: value})), name) == value
 
 
+def test_a_whole_number_of_a_logits_processor_is_one(tmp_path: Path) -> None:
+    value = load_generation_defaults(write(tmp_path, no_repeat_ngram_size=3.0)).logits["no_repeat_ngram_size"]
+
+    assert (value, type(value)) == (3, int)
+
+
 def test_an_end_of_the_wrong_type_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelDirectoryError, match="eos_token_id must be an integer or a list of integers, got '2'"):
         load_generation_defaults(write(tmp_path, eos_token_id="2"))

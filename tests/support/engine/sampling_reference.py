@@ -48,6 +48,7 @@ def changed(
         values[token] = values[token] / scale if values[token] > 0 else values[token] * scale
     for token in set(output):
         values[token] -= sampling.presence_penalty + sampling.frequency_penalty * list(output).count(token)
+    values = without_repeated_ngrams(values, (*prompt, *output), sampling.no_repeat_ngram_size)
     for word in sampling.bad_words:
         if len(word) == 1 or tuple(output[-len(word) + 1 :]) == word[:-1]:
             values[word[-1]] = NEVER
@@ -58,3 +59,10 @@ def changed(
     if sampling.allowed_token_ids is not None:
         values = [value if token in sampling.allowed_token_ids else -float("inf") for token, value in enumerate(values)]
     return torch.tensor(values, dtype=torch.float64)
+
+
+def without_repeated_ngrams(values: Sequence[float], tokens: tuple[int, ...], size: int) -> list[float]:
+    """The logits of what follows ``tokens``, without what would repeat a sequence of ``size`` tokens."""
+    said = {tokens[start : start + size] for start in range(len(tokens) - size + 1)} if size else set()
+    ends = tokens[len(tokens) + 1 - size :] if size else ()
+    return [NEVER if (*ends, token) in said else value for token, value in enumerate(values)]

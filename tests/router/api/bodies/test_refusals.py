@@ -40,6 +40,8 @@ BAD_VALUES: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 3}, "presence_penalty"),
     ({"frequency_penalty": -3}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size"),
+    ({"no_repeat_ngram_size": 65}, "no_repeat_ngram_size"),
     ({"stop": [""]}, "stop"),
     ({"stop": ["x"] * 17}, "stop"),
     ({"stop": 5}, "stop"),
