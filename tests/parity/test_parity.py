@@ -24,6 +24,7 @@ from tests.support.parity.setup import (
     BY_TRANSFORMERS,
     FULL,
     LATENTS,
+    ONE_SCALED_ROTATION,
     PARTLY_WINDOWED,
     TWO_ROTATIONS,
     WINDOW,
@@ -39,12 +40,18 @@ MODELS = {
     "full": FULL,
     **WINDOWED,
     "two rotations": TWO_ROTATIONS,
+    "one scaled rotation": ONE_SCALED_ROTATION,
     "latents": LATENTS,
     "transformers_backend": BY_TRANSFORMERS,
     "transformers' own layers": BY_ITS_OWN_LAYERS,
 }
 ROWS = [("full", name) for name in BY_NAME] + [(model, name) for model in WINDOWED for name in WINDOWED_FEATURES]
-ROWS += [("two rotations", "everything"), ("latents", "everything"), ("latents", "several prompts")]
+ROWS += [
+    ("two rotations", "everything"),
+    ("one scaled rotation", "everything"),
+    ("latents", "everything"),
+    ("latents", "several prompts"),
+]
 ROWS += [("transformers_backend", "everything"), ("transformers' own layers", "everything")]
 ROWS += [("partly windowed", "beam search")]
 

@@ -42,7 +42,7 @@ def _model(path: Path) -> TransformersModel:
 
 @pytest.mark.parametrize(
     "family",
-    ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "olmo2", "smollm3", "starcoder2"],
+    ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "olmo2", "olmo3", "smollm3", "starcoder2"],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_ours_in_every_part_has_the_bits_of_the_native_model(tmp_path: Path, family: str, dtype: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,11 @@ def _longrope(num_pairs: int) -> dict[str, Any]:
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2 with biases": ("olmo2", {"attention_bias": True}),
+    "olmo3 with biases, unscaled": ("olmo3", {"attention_bias": True, "rope_parameters": None}),
+    "olmo3 with named layers": (
+        "olmo3",
+        {"layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]},
+    ),
     "smollm3 with windows where it does not rotate": ("smollm3", {"use_sliding_window": True, "sliding_window": 20}),
     "smollm3 with named layers": ("smollm3", {"no_rope_layers": [0, 1, 0], "attention_bias": True, "mlp_bias": True}),
     "granite with biases, tied": ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -149,6 +155,20 @@ def test_rotations_of_gemma3_under_the_older_keys_mean_the_same(tmp_path: Path) 
     assert torch.equal(logits, expected)
 
 
+def test_rotations_of_olmo3_under_the_older_keys_mean_the_same(tmp_path: Path) -> None:
+    """As it was published: the scaling is that of the layers that see everything."""
+    path = make_checkpoint(tmp_path, "olmo3")
+    harness, tokens = ModelHarness(path), _tokens()
+    (expected,) = harness.run((harness.start(tokens), NUM_TOKENS))
+    scaling = json.loads((path / "config.json").read_text())["rope_parameters"]["full_attention"]
+    edit_config(
+        path, rope_parameters=None, layer_types=None, rope_theta=scaling.pop("rope_theta"), rope_scaling=scaling
+    )
+    harness = ModelHarness(path)
+    (logits,) = harness.run((harness.start(tokens), NUM_TOKENS))
+    assert torch.equal(logits, expected)
+
+
 def test_gpt2_as_it_was_first_published(tmp_path: Path) -> None:
     """Saved from the model without its head, with the masks of its attention."""
     path = make_checkpoint(tmp_path, "gpt2")
@@ -163,7 +183,7 @@ def test_gpt2_as_it_was_first_published(tmp_path: Path) -> None:
     assert torch.equal(logits, expected)
 
 
-@pytest.mark.parametrize("family", ["olmo2", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", ["olmo2", "olmo3", "gemma3", "gpt2"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.6), ("float16", 0.08)])
 def test_half_precision_stays_near_float32(tmp_path: Path, family: str, dtype: str, tolerance: float) -> None:
     path = make_checkpoint(tmp_path, family)

@@ -102,6 +102,7 @@ def test_refusals_name_what_is_wrong(changes: dict[str, Any], message: str) -> N
         ),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}, "no_rope_layers names 2 layers, but there are 4"),
         ("GPT2LMHeadModel", {}, "n_embd is missing"),
+        ("Olmo3ForCausalLM", {"rope_parameters": {"rope_theta": 5.0}}, "rope_theta where it must name full_attention"),
         ("GPT2LMHeadModel", {"add_cross_attention": True}, "add_cross_attention is not supported"),
     ],
 )
@@ -177,6 +178,8 @@ def test_layers_whose_window_no_sequence_outgrows_share_blocks_with_those_that_s
     ("architecture", "changes", "windows"),
     [
         ("Olmo2ForCausalLM", {"sliding_window": 8}, (None,) * 4),
+        ("Olmo3ForCausalLM", {}, (4096, 4096, 4096, None)),
+        ("Olmo3ForCausalLM", {"sliding_window": 8, "layer_types": ["full_attention"] * 4}, (None,) * 4),
         ("Phi3ForCausalLM", {"sliding_window": 8}, (8,) * 4),
         ("Phi3ForCausalLM", {}, (None,) * 4),
         ("Starcoder2ForCausalLM", {"sliding_window": 8}, (8,) * 4),

@@ -58,7 +58,7 @@ def test_logits_of_a_sharded_checkpoint(tmp_path: Path, family: str) -> None:
     _assert_says_the_same(path)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "gpt_oss", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "olmo3", "gemma2", "gpt_oss", "qwen3_moe"])
 def test_what_is_computed_natively_is_computed_so_too(tmp_path: Path, family: str) -> None:
     """Windows, caps on scores, sinks and experts reach our attention and products."""
     path = make_checkpoint(tmp_path, family)
@@ -76,7 +76,7 @@ def test_tied_heads_and_others(tmp_path: Path, family: str, is_tied: bool) -> No
     _assert_says_the_same(make_checkpoint(tmp_path, family, tie_word_embeddings=is_tied))
 
 
-@pytest.mark.parametrize("family", ["olmo3", "cohere2", "vaultgemma"])
+@pytest.mark.parametrize("family", ["exaone4", "cohere2", "vaultgemma"])
 def test_layers_with_windows_are_groups_of_their_own(tmp_path: Path, family: str) -> None:
     groups = load_model_config(make_checkpoint(tmp_path, family)).kv_cache_groups
     assert {group.window for group in groups} == {None, WINDOW}

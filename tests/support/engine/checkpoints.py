@@ -22,6 +22,7 @@ from transformers import (
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
@@ -46,7 +47,7 @@ MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss")
 LATENT_FAMILIES = ("deepseek_v2_lite", "deepseek_v2", "deepseek_v3")
 """Architectures that cache latents; they have experts too."""
 
-DENSE_FAMILIES = ("olmo2", "smollm3", "granite", "phi3", "gemma2", "gemma3", "starcoder2", "gpt2")
+DENSE_FAMILIES = ("olmo2", "olmo3", "smollm3", "granite", "phi3", "gemma2", "gemma3", "starcoder2", "gpt2")
 FAMILIES = (*DENSE_FAMILIES, *MIXTURES, *LATENT_FAMILIES)
 """The other architectures, of which only the computation is tested."""
 
@@ -106,6 +107,25 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     ),
     "qwen3": (Qwen3Config, {"head_dim": 32, "num_attention_heads": 6, "num_key_value_heads": 3}),
     "olmo2": (Olmo2Config, {}),
+    "olmo3": (
+        Olmo3Config,
+        {
+            "sliding_window": 20,
+            "num_hidden_layers": 4,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 50000.0,
+                    "factor": 8.0,
+                    "beta_fast": 32.0,
+                    "beta_slow": 1.0,
+                    "attention_factor": 1.2,
+                    "original_max_position_embeddings": MAX_POSITION_EMBEDDINGS // 8,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50000.0},
+            },
+        },
+    ),
     "smollm3": (SmolLM3Config, {"no_rope_layer_interval": 2, "tie_word_embeddings": True}),
     "granite": (
         GraniteConfig,

@@ -34,7 +34,6 @@ TRANSFORMERS_FIELDS: dict[str, dict[str, Any]] = {
     "nanochat": {},
     "nemotron": {},
     "olmo": {"clip_qkv": 2.5},
-    "olmo3": {"sliding_window": WINDOW, "num_hidden_layers": 4},
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 2},
     "persimmon": {},
     "phi": {"partial_rotary_factor": 0.5},

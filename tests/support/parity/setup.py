@@ -76,6 +76,11 @@ PARTLY_WINDOWED = ParityModel(
 TWO_ROTATIONS = ParityModel(architecture="gemma3", changes={"sliding_window": WINDOW})
 """The third of its four layers has no window and another rotation than the others, which have a window."""
 
+ONE_SCALED_ROTATION = ParityModel(architecture="olmo3", changes={"sliding_window": WINDOW})
+"""Of its four layers the fourth sees everything, and only its rotation is scaled; queries and keys are normalised over
+all heads.
+"""
+
 LATENTS = ParityModel(architecture="deepseek_v3")
 """It caches and hands over latents; two of its three layers have experts in groups, and shared experts."""
 
