@@ -113,3 +113,9 @@ class TransferStats:
     num_disk_evicted_bytes: int = counted()
     num_disk_refused_blocks: int = counted()
     num_disk_lost_blocks: int = counted()
+
+
+def counted_tiers() -> tuple[str, ...]:
+    """The names of the tiers that ``TransferStats`` counts."""
+    names = (name.removeprefix("num_") for name in counters_of(TransferStats))
+    return tuple(name.removesuffix("_hit_blocks") for name in names if name.endswith("_hit_blocks"))

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
+from kv_transfer.stats import counted_tiers
 from router.placement.reason import Reason
 from router.pool.replica import Replica
 from router.pool.role_view import RoleReplicas
@@ -53,7 +54,7 @@ _HAND_OVERS: Final = {
     "leases_expired": "num_leases_expired",
 }
 _TIER_COUNTS: Final = ("hit_blocks", "stored_blocks", "stored_bytes", "loaded_blocks", "loaded_bytes", "evicted_blocks")
-TIERS: Final = ("host", "disk")
+TIERS: Final = counted_tiers()
 
 
 class KnownCluster(Protocol):

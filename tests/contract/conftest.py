@@ -14,7 +14,8 @@ from tests.support.kv.ucx import confined_ucx
 
 
 @pytest.fixture(
-    scope="package", params=["inproc", "inproc-host", "inproc-disk", "nixl-default", "nixl-tcp", "nixl-local"]
+    scope="package",
+    params=["inproc", *(f"inproc-{tier}" for tier in TIERS), "nixl-default", "nixl-tcp", "nixl-local"],
 )
 def world(request: pytest.FixtureRequest) -> Iterator[KVWorld]:
     with confined_ucx(transports="tcp,self" if request.param == "nixl-tcp" else None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,19 @@ from kv_transfer.errors import KVTransferError
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.registry import TIERS, Tier
 from kv_transfer.stats import TransferStats
+
+ROOT = Path(__file__).parents[2]
+COUNTERS = (
+    "hit_blocks",
+    "stored_blocks",
+    "stored_bytes",
+    "loaded_blocks",
+    "loaded_bytes",
+    "evicted_blocks",
+    "evicted_bytes",
+    "refused_blocks",
+)
+"""Of every tier, behind ``num_`` and its name."""
 
 TIER = {"connector": "chain", "chain": ("host", "nixl"), "host_bytes": 1024}
 DISK = {"connector": "chain", "chain": ("disk", "nixl"), "disk_bytes": 1024, "disk_path": "/cache"}
@@ -25,7 +39,7 @@ DISK = {"connector": "chain", "chain": ("disk", "nixl"), "disk_bytes": 1024, "di
         ({**TIER, "chain": ("host",)}, ("['host']", "exactly one", "nixl")),
         ({**TIER, "chain": ("host", "nixl", "inproc")}, ("exactly one",)),
         ({**TIER, "chain": ("host", "nixl", "host")}, ("twice",)),
-        ({**TIER, "chain": ("tape", "nixl")}, ("'tape'", "sources: nixl, host, disk")),
+        ({**TIER, "chain": ("tape", "nixl")}, ("'tape'", f"sources: nixl, {', '.join(TIERS)}")),
         ({**DISK, "disk_bytes": 0, "disk_path": None}, ("disk_bytes is 0",)),
         ({**DISK, "disk_path": None}, ("disk_bytes is 1024", "disk_path is None")),
         ({**DISK, "disk_path": "cache"}, ("absolute", "'cache'")),
@@ -70,8 +84,12 @@ def test_tiers_are_known_by_name_and_say_what_they_take() -> None:
 
 @pytest.mark.parametrize("tier", TIERS.values(), ids=lambda tier: tier.name)
 def test_what_a_registered_tier_needs_is_there(tier: Tier) -> None:
-    """Its settings are part of all settings, each with a description for the reference page, and its counters exist."""
+    """Its settings are part of all settings, each with a description for the reference page; its counters exist, and
+    the page of tiers explains it."""
     assert issubclass(ConnectorOptions, tier.options)
     assert tier.size_key in ConnectorOptions.__dataclass_fields__
     assert all(item.metadata["description"] for item in fields(tier.options))
-    assert f"num_{tier.name}_hit_blocks" in TransferStats.__dataclass_fields__
+    counters = {name for name in TransferStats.__dataclass_fields__ if name.startswith(f"num_{tier.name}_")}
+    missing = {f"num_{tier.name}_{counter}" for counter in COUNTERS} - counters
+    assert not missing, "add them to TransferStats"
+    assert f"{tier.size_key}:" in (ROOT / "docs" / "tiers.md").read_text()

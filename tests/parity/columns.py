@@ -8,6 +8,7 @@ from engine.contract.config import SpeculativeConfig
 from engine.drafting.proposer import Drafting
 from engine.drafting.registry import make_drafting
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
+from kv_transfer.registry import TIERS
 from tests.parity.actions import (
     FEW_BLOCKS,
     after_a_reset_of_decode,
@@ -109,7 +110,7 @@ PATHS = (
             grow=(f"decode num_{tier}_loaded_blocks",),
             grow_with_caches=(f"prefill num_{tier}_loaded_blocks",),
         )
-        for tier in ("host", "disk")
+        for tier in TIERS
     ),
 )
 

@@ -4,6 +4,7 @@ import { byId, bytes, clock, count, make } from "./dom.js";
 import { call } from "./api.js";
 
 const SHOWN_ENTRIES = 120;
+const TIER_NAMES = { host: "Memory", disk: "Disk" };
 const REASONS = {
   colocated: "one worker does both",
   apart: "two workers",
@@ -71,8 +72,8 @@ export function showHandOvers({ hand_overs: moved, tiers, totals }) {
   ];
   for (const [name, tier] of Object.entries(tiers)) {
     if (!tier.stored_blocks && !tier.hit_blocks) continue;
-    rows.push([`${name === "host" ? "Memory" : "Disk"} tier: stored`, bytes(tier.stored_bytes)]);
-    rows.push([`${name === "host" ? "Memory" : "Disk"} tier: loaded`, bytes(tier.loaded_bytes)]);
+    rows.push([`${TIER_NAMES[name] ?? name} tier: stored`, bytes(tier.stored_bytes)]);
+    rows.push([`${TIER_NAMES[name] ?? name} tier: loaded`, bytes(tier.loaded_bytes)]);
   }
   byId("hand-overs").replaceChildren(
     ...rows.flatMap(([name, value]) => [make("dt", { text: name }), make("dd", { text: value })]),

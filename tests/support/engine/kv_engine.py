@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -27,6 +28,7 @@ from kv_transfer.peer.worker_connector import TransferWorker
 from kv_transfer.protocols import RemoteMatch
 from kv_transfer.stats import TransferStats
 from kv_transfer.transfer_options import TransportChoice
+from tests.support.kv.tier_options import tier_options
 
 WAIT_TIMEOUT_S = 120.0
 
@@ -47,9 +49,8 @@ class KVEngineSpec:
     incarnation: str = "1"
     connector: str = "inproc"
     chain: tuple[str, ...] = ()
-    num_host_blocks: int = 0
-    num_disk_blocks: int = 0
-    disk_path: str | None = None
+    num_tier_blocks: int = 0
+    tier_folder: str | None = None
     model_hash: str = "model"
     windows: tuple[int | None, ...] = (None,)
     block_size: int = 4
@@ -118,9 +119,11 @@ class KVEngine:
             ConnectorOptions(
                 connector=spec.connector,
                 chain=spec.chain,
-                host_bytes=spec.num_host_blocks * spec.layout.block_bytes,
-                disk_bytes=spec.num_disk_blocks * spec.layout.block_bytes,
-                disk_path=spec.disk_path,
+                **tier_options(
+                    spec.chain,
+                    num_bytes=spec.num_tier_blocks * spec.layout.block_bytes,
+                    folder=None if spec.tier_folder is None else Path(spec.tier_folder),
+                ),
                 lease_ttl_s=spec.lease_ttl_s,
                 load_timeout_s=spec.load_timeout_s,
                 answer_timeout_s=spec.answer_timeout_s,

@@ -21,7 +21,7 @@ class KVWorld:
         self.connector = connector
         self.transport: TransportChoice = transport
         self.tiers = tiers
-        self.folder = TemporaryDirectory(prefix="baton-disk-tier-") if "disk" in tiers else None
+        self.folder = TemporaryDirectory(prefix="baton-tier-") if tiers else None
         self.fabric = InProcessFabric()
         self.rendezvous = PipeRendezvous()
         self.child = ChildProcess() if connector == "nixl" else None
@@ -44,9 +44,8 @@ class KVWorld:
                 spec,
                 connector="chain",
                 chain=(*self.tiers, self.connector),
-                num_host_blocks=16 if "host" in self.tiers else 0,
-                num_disk_blocks=16 if "disk" in self.tiers else 0,
-                disk_path=self.folder.name if self.folder is not None else None,
+                num_tier_blocks=16,
+                tier_folder=self.folder.name if self.folder is not None else None,
             )
         return replace(spec, **changes)
 

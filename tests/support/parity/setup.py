@@ -13,6 +13,7 @@ from kv_transfer.fault_options import FaultOptions
 from kv_transfer.options import ConnectorOptions
 from router.settings import RouterSettings
 from tests.support.cluster.served_checkpoint import make_served_checkpoint
+from tests.support.kv.tier_options import tier_options
 from tests.support.router.router_rig import FAST
 
 VOCAB_SIZE = 259
@@ -127,7 +128,5 @@ class Setup:
         """The options of each connector. ``folder`` is for tiers that need one."""
         if not self.tier:
             return self.options
-        sizes: dict[str, Any] = {f"{self.tier}_bytes": TIER_BYTES}
-        if self.tier == "disk":
-            sizes["disk_path"] = str(folder)
+        sizes = tier_options([self.tier], num_bytes=TIER_BYTES, folder=folder)
         return replace(self.options, connector="chain", chain=(self.tier, "inproc"), **sizes)
