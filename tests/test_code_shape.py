@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
-from collections.abc import Iterator
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
+from cluster.serve.graph import PACKAGES as SERVED
 from tests.support.cluster.side_by_side import LONGEST, SHARED
 
 ROOT = Path(__file__).parents[1]
@@ -84,6 +87,31 @@ def test_folder_can_be_read_at_a_glance(folder: Path) -> None:
     modules = [file.name for file in folder.glob("*.py") if file.name != "__init__.py"]
 
     assert len(modules) <= MAX_MODULES or name_of(folder) in CATALOGUES
+
+
+@pytest.mark.parametrize(
+    "package", sorted({path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks", "scripts"})
+)
+def test_a_package_is_named_wherever_packages_are(package: str) -> None:
+    """Or it is not checked, not installed, lacks in the image, or is not seen by an update."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    contracts = project["importlinter"]["contracts"]
+    places: dict[str, Iterable[str]] = {
+        "PACKAGES in tests/test_code_shape.py": PACKAGES,
+        "PACKAGES in cluster/serve/graph.py": (*SERVED, "simulation"),
+        "CODE in Makefile": re.findall(r"^CODE := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[0].split(),
+        "deploy/Dockerfile": re.findall(r"^COPY (\w+) \1$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE),
+        "deploy/Dockerfile.dockerignore": (ROOT / "deploy/Dockerfile.dockerignore")
+        .read_text()
+        .replace("!", "")
+        .split(),
+        "tool.setuptools.packages.find": project["setuptools"]["packages"]["find"]["include"],
+        "tool.ruff.lint.isort": project["ruff"]["lint"]["isort"]["known-first-party"],
+        "tool.mypy": project["mypy"]["packages"],
+        "tool.importlinter": project["importlinter"]["root_packages"],
+        "the first of its contracts": " ".join(contracts[0]["layers"]).split(),
+    }
+    assert [place for place, names in places.items() if package not in names] == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)

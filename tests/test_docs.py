@@ -19,7 +19,11 @@ from cluster.commands.welcome import welcome
 from cluster.config.config import BatonConfig
 from cluster.config.config_file import nested_keys, section_type
 from cluster.config.served_model import served_model
+from engine.contract.messages import SamplingParams
+from engine.contract.request_fields import request_fields
 from engine.contract.stats import WORKER_COUNTERS
+from kv_transfer.registry import TIERS
+from router.policies import policy_names
 from router.report.counters import ROUTER_COUNTERS
 from router.report.metric_rows import MetricFamily
 from router.report.metrics import RouterMetrics
@@ -253,6 +257,19 @@ def test_metrics_that_are_named_are_served(page: str) -> None:
     assert named <= served_metrics()
 
 
+def test_every_policy_is_explained() -> None:
+    explained = {name for line in PAGES["docs/routing.md"].splitlines() for name in re.findall(r"`(\w+)`", line[:40])}
+
+    missing = set(policy_names()) - explained
+    assert not missing, "docs/routing.md needs a row for each policy"
+
+
+def test_every_parameter_of_logits_processors_is_explained() -> None:
+    missing = request_fields(SamplingParams).keys() - set(re.findall(r"\w+", PAGES["docs/parameters.md"]))
+
+    assert not missing, "say in docs/parameters.md what they do, and where in the order they come"
+
+
 def test_import_contracts_name_every_room() -> None:
     """A room that no contract names could import whatever it likes."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -260,7 +277,18 @@ def test_import_contracts_name_every_room() -> None:
 
     for package in ("engine", "router", "cluster", "kv_transfer"):
         rooms = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
-        assert rooms <= set(layers[package].replace("|", " ").split()), package
+        missing = rooms - set(layers[package].replace("|", " ").split())
+        assert not missing, f"name them in the layers of {package} in pyproject.toml"
+
+
+def test_import_contracts_name_every_implementation_of_a_tier() -> None:
+    """Engine and router know tiers by their Protocols only."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    rooms = {tier.options.__module__.rpartition(".")[0] for tier in TIERS.values()}
+
+    for contract in contracts:
+        if contract.get("forbidden_modules", []).count("kv_transfer.tier"):
+            assert not rooms - set(contract["forbidden_modules"]), f"name them in: {contract['name']}"
 
 
 def test_figures_are_those_that_were_kept() -> None:
