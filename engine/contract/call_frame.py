@@ -32,7 +32,8 @@ class Submit(msgspec.Struct, tag="submit"):
 
 
 class Abort(msgspec.Struct, tag="abort"):
-    """End requests in any state; unknown ids are ignored."""
+    """End requests in any state, and leases of ended ones; unknown ids are ignored. An id names one run of a request at
+    this worker, so an abort that comes late ends no later run."""
 
     request_ids: tuple[str, ...]
 

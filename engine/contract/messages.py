@@ -96,6 +96,8 @@ class SamplingParams(LogitsParams):
 class GenerateRequest:
     """One sequence to generate.
 
+    request_id: names one run of a request at this engine. If the request comes back, its router gives it another id,
+        so that an abort that comes late, or late tokens, of the earlier run do not concern the new one.
     output_token_ids: tokens generated elsewhere: the prefill worker's first token, or all tokens sent before a move.
         They count as output, for limits and penalties too, and are not emitted again.
     hand_over: end the request after its first new token, with its blocks under a lease (the prefill role).

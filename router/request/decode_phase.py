@@ -83,7 +83,7 @@ class DecodePhase:
                     return journey.num_left == num_left_before and not journey.reads_own_kv
         finally:
             if journey.kv_holder is not None and not is_well:
-                self._link.aborts.abort(journey.kv_holder, generation.request_id)
+                self._link.aborts.abort(journey.kv_holder, journey.kv_run_id)
         raise journey.failure or decode_failed(journey, retry_after_s=self._settings.retry_after_s)
 
     async def _stay(self, generation: Generation, journey: Journey, reservation: Reservation) -> bool:
@@ -98,8 +98,9 @@ class DecodePhase:
         if kv_transfer is not None and kv_transfer.source.engine_id == replica_id:
             kv_transfer = None  # the KV is in the replica's own cache, under a lease that ends with the request
             journey.reads_own_kv = True
+        request = generation.next_run(replica_id)
         stream = self._streams.enter(
-            generation.request,
+            request,
             generation.output_token_ids,
             replica_id=replica_id,
             num_moves=journey.num_rebalanced,
@@ -108,7 +109,7 @@ class DecodePhase:
         )
         _trace_stay(generation, journey, where=replica_id, has_kv=kv_transfer is not None)
         try:
-            final = await self._run_on(generation, reservation, kv_transfer, journey.kv_policy)
+            final = await self._run_on(generation, request, reservation, kv_transfer, journey.kv_policy)
         except WorkerRefusedError as error:
             self._note_refusal(error, replica_id, journey)
             return _leaves(generation, str(error))
@@ -204,6 +205,7 @@ class DecodePhase:
     async def _run_on(
         self,
         generation: Generation,
+        request: GenerateRequest,
         reservation: Reservation,
         kv_transfer: KVTransferParams | None,
         kv_lost_policy: str,
@@ -228,7 +230,7 @@ class DecodePhase:
 
         def make_request(client_id: str) -> GenerateRequest:
             return replace(
-                generation.request,
+                request,
                 output_token_ids=tuple(generation.output_token_ids),
                 hand_over=False,
                 kv_transfer=kv_transfer,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.contract.messages import DraftCounts, FinishReason, GenerateRequest, TokenDelta, Told
@@ -33,7 +34,7 @@ class Generation:
 
     Progress: ``output_token_ids`` are all tokens so far, from which another worker can continue. ``stage`` says what
     the request is waiting for, for error messages. ``deadline_s`` is in the event loop's time. ``caller_id`` is the
-    caller's id of the request, for logs.
+    caller's id of the request, for logs. ``num_runs`` counts the runs of the request at each replica, see ``next_run``.
 
     Other sequences of the same prompt: ``leader`` is the first of them, None if this is the first. ``begun`` is set
     once the first token has arrived, or never will.
@@ -74,6 +75,7 @@ class Generation:
     num_accepted_drafts: int = 0
     trace: RequestTrace | None = None
     arrival: Arrival | None = None
+    num_runs: Counter[str] = field(default_factory=Counter)
     _stage: str = "admission"
 
     @property
@@ -109,8 +111,16 @@ class Generation:
 
     @property
     def request_id(self) -> str:
-        """The id that the workers know."""
+        """The id that the workers know; see ``next_run``."""
         return self.request.request_id
+
+    def next_run(self, replica_id: str) -> GenerateRequest:
+        """The request as it is sent to a replica next. From its second run there on it has an id of its own, such as
+        ``cmpl-1~2``: whatever is late of an earlier run, an abort, tokens or its end, then does not concern this one.
+        """
+        self.num_runs[replica_id] += 1
+        number = self.num_runs[replica_id]
+        return self.request if number == 1 else replace(self.request, request_id=f"{self.request_id}~{number}")
 
     @property
     def name_in_logs(self) -> str:

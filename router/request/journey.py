@@ -15,7 +15,7 @@ class Journey:
     """The decode replicas that a request has been on, and where its KV is.
 
     ``kv_transfer`` describes the KV of everything up to ``num_output_tokens``. ``kv_holder`` is the decode replica that
-    keeps it; None while the prefill replica does. ``reads_own_kv``: the request continues on the replica that kept its
+    keeps it, under a lease of the run ``kv_run_id``; None while the prefill replica does. ``reads_own_kv``: the request continues on the replica that kept its
     KV, so that nobody releases that lease. ``tried`` replicas are asked again only after all others. ``num_rebalanced``
     is the number of orders to leave a replica; ``target`` is the replica that the last order named.
     """
@@ -24,6 +24,7 @@ class Journey:
     num_output_tokens: int = 0
     kv_lost_policy: str = "recompute"
     kv_holder: str | None = None
+    kv_run_id: str = ""
     tried: set[str] = field(default_factory=set)
     num_losses: int = 0
     num_moves: int = 0
@@ -98,4 +99,4 @@ class Journey:
             return
         self.kv_transfer = final.kv_transfer
         self.num_output_tokens = num_output_tokens
-        self.kv_holder = replica_id
+        self.kv_holder, self.kv_run_id = replica_id, final.request_id

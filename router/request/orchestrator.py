@@ -371,8 +371,6 @@ class Orchestrator:
                 is_lease_certain_to_end = await self._decode_phase.run(generation, journey, reservation)
                 return
             except KVLostError as error:
-                # The reader released the lease, or it expires. An abort now could hit the prompt that is sent next.
-                is_lease_certain_to_end = True
                 logger.warning("KV lost: request_id=%s: %s", generation.name_in_logs, error)
                 if generation.trace is not None:
                     generation.trace.enter("recompute", reason=str(error))
@@ -380,7 +378,7 @@ class Orchestrator:
                     raise WorkerFailedError(str(error), code=KV_LOST, retry_after_s=1.0) from error
             finally:
                 if not is_lease_certain_to_end:
-                    self._prefill_link.aborts.abort(prefill_replica_id, generation.request_id)
+                    self._prefill_link.aborts.abort(prefill_replica_id, delta.request_id)
             num_again += 1
             reservation = None  # was released when the request left its replica
             self._counters.num_prefill_retries += 1

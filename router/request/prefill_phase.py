@@ -162,8 +162,9 @@ class PrefillPhase:
 
         While the prompt waits there, an order may move it.
         """
+        request = generation.next_run(replica.replica_id)
         stream = self._streams.enter(
-            generation.request,
+            request,
             generation.output_token_ids,
             replica_id=replica.replica_id,
             num_moves=loss.num_moves,
@@ -173,7 +174,7 @@ class PrefillPhase:
             goes_on_at=stream_id,
         )
         try:
-            delta = await self._try(generation, replica, loss)
+            delta = await self._try(generation, request, replica, loss)
         finally:
             self._streams.leave(stream)
         if delta is None or stream.order is None or not _was_given_back(delta):
@@ -185,10 +186,12 @@ class PrefillPhase:
         loss.tried, loss.target = {replica.replica_id}, stream.order.target
         return None
 
-    async def _try(self, generation: Generation, replica: Replica, loss: Loss) -> TokenDelta | None:
+    async def _try(
+        self, generation: Generation, request: GenerateRequest, replica: Replica, loss: Loss
+    ) -> TokenDelta | None:
         """The first token from one replica. None: try another one; ``loss`` then says why."""
         try:
-            delta = await self._run_on(generation, replica)
+            delta = await self._run_on(generation, request, replica)
         except WorkerRefusedError as error:
             if not is_retryable(error):
                 raise refusal_error(error) from error
@@ -243,11 +246,10 @@ class PrefillPhase:
         num_cached = self._pool.num_cached_tokens(replica, generation.demand)
         return self._pool.reserve(replica, num_tokens=generation.demand.num_tokens - num_cached)
 
-    async def _run_on(self, generation: Generation, replica: Replica) -> TokenDelta:
+    async def _run_on(self, generation: Generation, request: GenerateRequest, replica: Replica) -> TokenDelta:
         def make_request(client_id: str) -> GenerateRequest:
-            request = _head(generation) if generation.num_head_tokens else generation.request
             return replace(
-                request,
+                _head(request, generation.num_head_tokens) if generation.num_head_tokens else request,
                 hand_over=True,
                 client_id=client_id,
                 prediction_token_ids=None,
@@ -266,12 +268,11 @@ class PrefillPhase:
             reservation.release()
 
 
-def _head(generation: Generation) -> GenerateRequest:
+def _head(request: GenerateRequest, num_tokens: int) -> GenerateRequest:
     """The request for the first part of a split prompt. The token that it samples is not used."""
-    request = generation.request
     return replace(
         request,
-        prompt_token_ids=request.prompt_token_ids[: generation.num_head_tokens],
+        prompt_token_ids=request.prompt_token_ids[:num_tokens],
         sampling=type(request.sampling)(max_tokens=2, ignore_eos=True),
     )
 

@@ -12,7 +12,11 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 
 class AbortSender:
-    """Sends aborts to the replicas of one pool. Requests that are cancelled at about the same time share one call."""
+    """Sends aborts to the replicas of one pool. Requests that are cancelled at about the same time share one call.
+
+    Over Ray, or behind a call that hangs, an abort may come late. It names one run of a request: when the request comes
+    back to a replica, it gets another id there (``Generation.next_run``).
+    """
 
     def __init__(self, workers: WorkerPool, *, timeout_s: float) -> None:
         self._workers = workers
@@ -21,7 +25,7 @@ class AbortSender:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def abort(self, replica_id: str, request_id: str) -> None:
-        """Have a request ended on a replica, soon. The replica ignores unknown ids."""
+        """Have a run, or the lease that it left, ended on a replica, soon. The replica ignores unknown ids."""
         self._waiting.setdefault(replica_id, set()).add(request_id)
         if replica_id not in self._tasks:
             # In a context of its own: the task sends for many requests, not just for the one that starts it.

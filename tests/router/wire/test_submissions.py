@@ -76,37 +76,21 @@ async def test_nothing_waits_behind_a_call_over_a_connection_but_what_comes_at_o
 
 
 @pytest.mark.parametrize("is_linked", [False, True])
-async def test_late_answer_does_not_end_a_request_that_was_sent_anew_meanwhile(is_linked: bool) -> None:
+async def test_late_answer_ends_its_own_run_and_not_the_one_that_was_sent_meanwhile(is_linked: bool) -> None:
     """A replica hung, its request was given up, and came back there, since there was no other one."""
     bench = Bench()
     bench.workers.is_linked = is_linked
     first = bench.submit("a")
     await until(lambda: bench.workers.calls == [["a"]])
     first.cancel()
-    second = bench.submit("a")
+    second = bench.submit("a~2")
     await asyncio.sleep(0)
     bench.workers.may_enter.set()
 
     assert await second is None
     await asyncio.sleep(0)
     await bench.aborts.flush()
-    assert bench.workers.calls == [["a"], ["a"]]
-    assert bench.workers[0].aborted == []
-
-
-async def test_late_answer_ends_a_request_that_is_in_the_way_of_itself() -> None:
-    bench = Bench()
-    first = bench.submit("a")
-    await until(lambda: bench.workers.calls == [["a"]])
-    first.cancel()
-    second = bench.submit("a")
-    await asyncio.sleep(0)
-    bench.workers.refused.add("a")
-    bench.workers.may_enter.set()
-
-    assert await second is not None
-    await asyncio.sleep(0)
-    await bench.aborts.flush()
+    assert bench.workers.calls == [["a"], ["a~2"]]
     assert bench.workers[0].aborted == ["a"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -41,7 +42,8 @@ class EnginePool:
     """The engines of one role, by name. With ``moves_out`` running requests leave an engine that drains.
 
     ``submitted`` are all requests that a router sent, in order, ``ordered`` those that were told to go on elsewhere,
-    ``resets`` the engines that were told to drop their caches.
+    ``resets`` the engines that were told to drop their caches. Answers to submissions come once ``answer_gate`` is set,
+    and aborts arrive once ``abort_gate`` is.
     """
 
     def __init__(self, role: str, build: EngineBuilder, *, moves_out: bool) -> None:
@@ -49,6 +51,9 @@ class EnginePool:
         self.submitted: list[GenerateRequest] = []
         self.ordered: list[str] = []
         self.resets: list[str] = []
+        self.answer_gate, self.abort_gate = asyncio.Event(), asyncio.Event()
+        self.answer_gate.set()
+        self.abort_gate.set()
         self._infos: dict[str, WorkerInfo] = {}
         self._role = role
         self._build = build
@@ -97,12 +102,14 @@ class EnginePool:
 
     async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
         """End requests."""
+        await self.abort_gate.wait()
         await _called(replica_id, self.engines[replica_id].abort(request_ids))
 
     async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
         """Add requests."""
         self.submitted.extend(requests)
         answers = await _called(replica_id, self.engines[replica_id].submit(requests))
+        await self.answer_gate.wait()
         return [None if answer is None else WorkerRefusedError(str(answer), code=answer.code) for answer in answers]
 
     async def outputs(

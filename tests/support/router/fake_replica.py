@@ -18,6 +18,7 @@ class FakeReplica:
     ``gate`` cleared makes it hang, ``status_gate`` cleared its status as well,
     ``stream_gate`` cleared lets no stream begin,
     ``submit_gate`` cleared makes it accept nothing, ``step_gate`` cleared makes a decode replica report but not step;
+    ``abort_gate`` cleared lets aborts come late.
     ``refuse_code`` makes it refuse requests.
     ``lost_loads`` so many hand-overs cannot be read, where the request wants to be told of it.
     ``gauges`` are reported in place of what is.
@@ -41,6 +42,7 @@ class FakeReplica:
     stream_gate: asyncio.Event = field(default_factory=asyncio.Event)
     submit_gate: asyncio.Event = field(default_factory=asyncio.Event)
     step_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    abort_gate: asyncio.Event = field(default_factory=asyncio.Event)
     running: dict[str, GenerateRequest] = field(default_factory=dict)
     leases: set[str] = field(default_factory=set)
     seen: list[GenerateRequest] = field(default_factory=list)
@@ -56,6 +58,7 @@ class FakeReplica:
         self.stream_gate.set()
         self.submit_gate.set()
         self.step_gate.set()
+        self.abort_gate.set()
 
     def check_alive(self) -> None:
         """Raise the error of a call to a dead actor."""

@@ -228,6 +228,7 @@ class FakePrefillPool(_FakePool):
         """End requests and leases."""
         replica = self.replicas[replica_id]
         replica.check_alive()
+        await replica.abort_gate.wait()
         replica.aborted.extend(request_ids)
         for request_id in request_ids:
             replica.running.pop(request_id, None)
@@ -318,7 +319,7 @@ class FakeDecodePool(_FakePool):
                 answers.append(WorkerRefusedError("refused by the test", code=replica.refuse_code))
                 continue
             if (params := request.kv_transfer) is not None:
-                self.prefill.replicas[params.source.engine_id].leases.discard(request.request_id)
+                self.prefill.replicas[params.source.engine_id].leases.discard(params.lease_id.removeprefix("lease-"))
             replica.running[request.request_id] = request
             self._progress[replica_id, request.request_id] = len(request.output_token_ids)
             answers.append(None)
@@ -330,6 +331,7 @@ class FakeDecodePool(_FakePool):
         """End requests."""
         replica = self.replicas[replica_id]
         replica.check_alive()
+        await replica.abort_gate.wait()
         replica.aborted.extend(request_ids)
         for request_id in request_ids:
             replica.running.pop(request_id, None)
