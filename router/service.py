@@ -90,8 +90,7 @@ class RouterService:
         self.tool_format, self.reasoning_format = self._formats()
         self._detokenizers, self.grammars = DetokenizerFactory(self.tokenizer), GrammarChecker.of(self.settings)
         self.speller = TokenSpeller(self.tokenizer, self._detokenizers.table)
-        self.counters = RouterCounters()
-        self._clock = AttentiveClock(max_gap_s=2 * self._refresh_period_s())
+        self.counters, self._clock = RouterCounters(), AttentiveClock(max_gap_s=2 * self._refresh_period_s())
         self._links = make_links(pools, settings=self.settings, clock=self._clock)
         self._pools = tuple(dict.fromkeys(link.pool for link in self._links.values()))
         self.prefill_pool, self.decode_pool = self._links["prefill"].pool, self._links["decode"].pool
@@ -342,6 +341,7 @@ class RouterService:
             arrival_s=time.time(),
             cache_salt=text.cache_salt,
             prediction_token_ids=text.prediction_token_ids,
+            owner=text.owner,
         )
 
     def _output(self, text: TextRequest, generation: Generation, leader: TextOutput | None) -> TextOutput:

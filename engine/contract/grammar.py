@@ -65,8 +65,15 @@ class GrammarCompiler(Protocol):
     def num_ended(self) -> int:
         """How many compilations have ended so far. It grows before the engine's thread is woken."""
 
-    def poll(self, grammar: str) -> CompiledGrammar | GrammarFailure | None:
-        """The compiled grammar, or why it failed; None while it compiles. An unknown grammar begins to compile now."""
+    def poll(self, grammar: str, *, owner: str = "") -> CompiledGrammar | GrammarFailure | None:
+        """The compiled grammar, or why it failed; None while it compiles, or waits for its owner's turn. An unknown
+        grammar waits from now on."""
+
+    def announce(self, grammar: str, *, owner: str) -> None:
+        """Begin to compile a grammar that will be asked for, if nothing has to wait for that."""
+
+    def give_up(self, grammar: str) -> None:
+        """Nobody waits for a grammar any more: it is not compiled, unless that has begun."""
 
 
 class RowFailure(NamedTuple):

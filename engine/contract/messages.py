@@ -113,6 +113,7 @@ class GenerateRequest:
         of being computed here; None: it is always computed here.
     promise: bounds when its tokens should come.
     trace: the engine reports what it spent its time on.
+    owner: those with the same owner share turns with the others where turns are shared: when grammars are compiled.
     """
 
     request_id: str
@@ -130,6 +131,7 @@ class GenerateRequest:
     max_recomputed_tokens: int | None = None
     promise: Promise = NO_PROMISE
     trace: TraceContext | None = None
+    owner: str = ""
 
 
 class FinishReason(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -57,6 +58,8 @@ class LiveRequests:
         self.ready: RequestQueue = make_queue(policy)
         self.undecided: RequestQueue = make_queue("fcfs")
         self.compiling: RequestQueue = make_queue("fcfs")
+        self.on_compiling_left: Callable[[Request], None] = lambda _: None
+        """Called when a request ends whose grammar is being compiled."""
         self.queued_prefill_tokens = 0
         self._table = table
         self._kv_cache = kv_cache
@@ -231,9 +234,13 @@ class LiveRequests:
             tables = request.block_tables
         elif request.state is RequestState.LOADING:
             self._remote.abandon(request)
-        elif request in self.undecided or request in self.compiling:
-            (self.undecided if request in self.undecided else self.compiling).remove(request)
+        elif request in self.undecided:
+            self.undecided.remove(request)
             self.queued_prefill_tokens -= request.num_tokens
+        elif request in self.compiling:
+            self.compiling.remove(request)
+            self.queued_prefill_tokens -= request.num_tokens
+            self.on_compiling_left(request)
         else:
             self.leave_waiting(request)
         request.block_tables = []

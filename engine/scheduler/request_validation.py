@@ -77,7 +77,7 @@ class RequestValidator:
         grammar = message.sampling.grammar
         if message.kv_stream is not None:
             if grammar is not None and self._grammars is not None:
-                self._grammars.announce(grammar)
+                self._grammars.announce(request, grammar)
             self._early.add(request, message.kv_stream)
             return
         if grammar is not None and self._grammars is not None:

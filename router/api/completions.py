@@ -22,7 +22,7 @@ from router.api.bodies.processor_fields import with_fields_of
 from router.api.http.request_body import read_body
 from router.api.ignored import ignored_header
 from router.api.output_limit import OutputLimit
-from router.api.parameters.answer_grammar import answer_grammar, grammar_names
+from router.api.parameters.answer_grammar import answer_grammar, asker_of, grammar_names
 from router.api.parameters.beams import beam_params
 from router.api.parameters.logprobs_wish import chat_wish, completion_wish
 from router.api.parameters.sampling import logits_values
@@ -80,14 +80,14 @@ async def start_chat(
     check_num_choices(service, body, num_prompts=1, param="messages")
     calls = chosen_tools(service, body)
     prompt = await chat_prompt(service, body, limit)
-    turn = turn_rules(service, calls, prompt.text or "")
+    turn, asker = turn_rules(service, calls, prompt.text or ""), asker_of(request)
     ask = Ask(
         prompts=[prompt.token_ids],
         limit=limit,
         param="messages",
         logits=await logits_values(service, body),
         wish=chat_wish(service, body),
-        grammar=await turn_grammar(service, body, turn, answer=await answer_grammar(service, body)),
+        grammar=await turn_grammar(service, body, turn, asker, answer=await answer_grammar(service, body, asker)),
         grammar_param=grammar_param(body, turn),
         turn=turn,
         beams=beams,
@@ -127,7 +127,7 @@ async def _answer_completion(service: RouterService, request: Request, body: Com
         limit=limit,
         param="prompt",
         logits=await logits_values(service, body),
-        grammar=await answer_grammar(service, body),
+        grammar=await answer_grammar(service, body, asker_of(request)),
         grammar_param=next(iter(grammar_names(body)), None),
         wish=completion_wish(service, body),
         beams=beams,

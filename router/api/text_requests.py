@@ -14,6 +14,7 @@ from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.token_ids import TokenIds
 from router.api.answers.answer_format import AnswerHead
 from router.api.bodies.generate_body import GenerateBody
+from router.api.http.guard import owner_of
 from router.api.http.headers import promise_headers, session_header, timeout_header
 from router.api.output_limit import OutputLimit
 from router.api.parameters.logprobs_wish import LogprobsWish
@@ -145,6 +146,7 @@ def _text_request(
         timeout_s=timeout_header(service, request),
         session_id=session_header(service, request),
         caller_id=request.scope.get(SCOPE_KEY, ""),
+        owner=owner_of(request.scope),
         shows_logprobs=ask.wish.num_output is not None,
         is_prompt_only=ask.limit.is_prompt_only,
         turn=ask.turn,

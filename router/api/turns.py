@@ -8,7 +8,7 @@ from router.api.bodies.chat_body import ChatBody
 from router.api.bodies.tools_body import call_rules
 from router.api.parameters.answer_grammar import grammar_names
 from router.errors import InvalidRequestError
-from router.grammar.checker import GrammarCostError
+from router.grammar.checker import Asker, GrammarCostError
 from router.grammar.grammar_text import GrammarText, lark_grammar
 from router.grammar.lark import TEXT_RULE
 from router.service import RouterService
@@ -50,7 +50,7 @@ def turn_rules(service: RouterService, calls: CallRules | None, prompt: str) -> 
 
 
 async def turn_grammar(
-    service: RouterService, body: ChatBody, rules: TurnRules | None, *, answer: str | None = None
+    service: RouterService, body: ChatBody, rules: TurnRules | None, asker: Asker, *, answer: str | None = None
 ) -> str | None:
     """The grammar of a whole answer: thinking, then calls or a text of the grammar ``answer``; None for any text.
 
@@ -68,10 +68,10 @@ async def turn_grammar(
     if rules is not None and rules.calls is not None and rules.tools is not None:
         has_form = answer is not None and not rules.calls.must_call
         written = _written(body, rules.tools, replace(rules.calls, has_form=has_form), vocabulary)
-        calls = await _checked(service, body, rules.calls, written)
+        calls = await _checked(service, body, rules.calls, written, asker)
         if answer is not None and has_form:
             mixed = calls_or_form(written, rules.tools.answer_head, answer, vocabulary)
-            calls = await service.grammars.check(mixed, param="tools")
+            calls = await service.grammars.check(mixed, param="tools", asker=asker)
     text = calls or answer or (_ANY_ANSWER if budget is not None else None)
     if text is None or reasoning is None or rules is None:
         return text
@@ -109,17 +109,17 @@ def _place_of(body: ChatBody, name: str) -> str:
     return f"tools.{index}.function.parameters"
 
 
-async def _checked(service: RouterService, body: ChatBody, rules: CallRules, written: str) -> str:
+async def _checked(service: RouterService, body: ChatBody, rules: CallRules, written: str, asker: Asker) -> str:
     """Check the grammar of calls; an error in a tool's schema names its place."""
     try:
-        return await service.grammars.check(lark_grammar(written), param="tools")
+        return await service.grammars.check(lark_grammar(written), param="tools", asker=asker)
     except GrammarCostError:
         raise  # each tool could take as long
     except InvalidRequestError:
         for tool in rules.tools:
             schema = arguments_schema(tool)
             alone = GrammarText(({"json_schema": schema},), schema)
-            await service.grammars.check(alone, param=_place_of(body, tool.name))
+            await service.grammars.check(alone, param=_place_of(body, tool.name), asker=asker)
         raise
 
 

@@ -6,18 +6,24 @@ import asyncio
 import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Protocol, Self, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 
 from engine.contract.grammar import MAX_GRAMMAR_BYTES
-from router.errors import InvalidRequestError, QueueFullError
+from router.errors import InvalidRequestError, RequestCancelledError
 from router.grammar.gbnf import GbnfError
 from router.grammar.grammar_text import GrammarText, json_schema_grammar
-from router.grammar.readers import READERS, TOO_LONG, WAIT_S, GrammarReaders
+from router.grammar.readers import READERS, TOO_LONG, WAIT_S, GrammarReaders, Reading
+from router.grammar.reading_turns import ReadingTurns, Turn
 from router.grammar.schema_parts import DEFINITIONS, parts_of
 
 T = TypeVar("T")
+
+Problem: TypeAlias = tuple[str, str]
+"""The place in a schema, and what is wrong there."""
 
 MAX_NUM_THREADS: Final = 2
 MAX_NUM_KNOWN: Final = 512
@@ -57,20 +63,31 @@ class GrammarCostError(InvalidRequestError):
     """Reading a grammar was given up; its parts were not looked at."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks for a grammar: the ``owner``, among whom turns are shared, and what returns once the client has left."""
+
+    owner: str = ""
+    has_left: Callable[[], Awaitable[None]] | None = None
+
+
+NOBODY: Final = Asker()
+"""An asker that shares with nobody, and stays."""
+
+
 class GrammarChecker:
     """Says what is wrong with a grammar. Used from one event loop.
 
-    Valid grammars are cached for a while, by their digest, and so are those that took too long to read. A grammar waits
-    ``wait_s`` for a thread. A thread stays busy until its reading has ended, even if the caller has left;
-    ``GrammarReaders`` limits how long that takes.
+    Valid grammars are cached for a while, by their digest, and so are those that took too long to read. The others wait
+    for a turn, at most ``wait_s``, and API keys share the turns. A turn lasts until its reading has ended. If the
+    client leaves, or the caller is cancelled, it waits no more, and a reading ends with its process.
     """
 
     def __init__(
         self, readers: GrammarReaders = READERS, *, wait_s: float = WAIT_S, retry_after_s: float = 1.0
     ) -> None:
         self._readers = readers
-        self._wait_s, self._retry_after_s = wait_s, retry_after_s
-        self._free = asyncio.Semaphore(MAX_NUM_THREADS)
+        self._turns = ReadingTurns(MAX_NUM_THREADS, wait_s=wait_s, retry_after_s=retry_after_s)
         self._threads: ThreadPoolExecutor | None = None
         self._known: OrderedDict[bytes, str] = OrderedDict()
 
@@ -79,30 +96,28 @@ class GrammarChecker:
         """One that waits as long as a router's settings say."""
         return cls(wait_s=settings.reading_wait_s, retry_after_s=settings.retry_after_s)
 
-    async def check(self, grammar: GrammarText, *, param: str) -> str:
+    async def check(self, grammar: GrammarText, *, param: str, asker: Asker = NOBODY) -> str:
         """Check a grammar, and return its text, which a worker can compile.
 
         Args:
             grammar: The grammar that a caller asked for.
             param: The parameter of the body that holds it.
+            asker: Who asks for it.
 
         Raises:
             InvalidRequestError: The grammar is too large, too costly, or cannot be followed. If it was made from a
                 schema, the message names the place there.
             GrammarCostError: The grammar takes too long to read.
-            QueueFullError: Other grammars kept all threads busy for ``wait_s``.
+            QueueFullError: Other grammars took all turns for ``wait_s``, or too many wait.
+            RequestCancelledError: The client left meanwhile.
         """
         if grammar.takes_long:
-            text = await self._in_thread(_text_of, grammar, param)
+            text = await self._in_turn(partial(self._convert, grammar, param), asker)
         else:
             text = _text_of(grammar, param)
         digest = hashlib.sha256(text.encode()).digest()
         if digest not in self._known:
-            found = await self._in_thread(find_problem, grammar, text, self._readers)
-            place, problem = ("", "") if found is None else found
-            if problem and TOO_LONG not in problem:
-                raise _refusal(problem, f"{param}{place}", param)
-            self._known[digest] = problem
+            await self._in_turn(partial(self._read, grammar, text, digest, param), asker)
         self._known.move_to_end(digest)
         while len(self._known) > MAX_NUM_KNOWN:
             self._known.popitem(last=False)
@@ -116,37 +131,81 @@ class GrammarChecker:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
 
-    async def _in_thread(self, job: Callable[..., T], *arguments: object) -> T:
+    async def _convert(self, grammar: GrammarText, param: str, turn: Turn) -> str:
+        return await self._in_thread(turn, lambda _: None, _text_of, grammar, param)
+
+    async def _read(self, grammar: GrammarText, text: str, digest: bytes, param: str, turn: Turn) -> None:
+        """Read a grammar, unless others that asked for the same one had the turn before."""
+        if digest in self._known:
+            turn.give_back()
+            return
+        reading = Reading()
+
+        def note(found: Problem | None) -> None:
+            if found is None or TOO_LONG in found[1]:
+                self._known[digest] = "" if found is None else found[1]
+
+        try:
+            found = await self._in_thread(turn, note, find_problem, grammar, text, self._readers, reading)
+        except asyncio.CancelledError:
+            reading.give_up()
+            raise
+        if found is not None and digest not in self._known:
+            place, problem = found
+            raise _refusal(problem, f"{param}{place}", param)
+
+    async def _in_turn(self, job: Callable[[Turn], Awaitable[T]], asker: Asker) -> T:
+        """The result of a job that gives its turn back; it is given up when the client leaves."""
+
+        async def run() -> T:
+            return await job(await self._turns.take(owner=asker.owner))
+
+        if asker.has_left is None:
+            return await run()
+        working, leaving = asyncio.ensure_future(run()), asyncio.ensure_future(asker.has_left())
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise RequestCancelledError
+            return working.result()
+        finally:
+            working.cancel()
+            leaving.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
+
+    async def _in_thread(
+        self, turn: Turn, on_result: Callable[[T], None], job: Callable[..., T], *arguments: object
+    ) -> T:
+        """The result of ``job``. Whoever has the next turn knows what ``on_result`` noted, even if the caller left."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(MAX_NUM_THREADS, thread_name_prefix="baton-grammar-check")
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await self._free.acquire()
-        except TimeoutError:
-            raise QueueFullError(
-                f"the limit of {MAX_NUM_THREADS} slow grammars that are read at the same time is reached; try again "
-                "later",
-                retry_after_s=self._retry_after_s,
-            ) from None
-        reading = asyncio.get_running_loop().run_in_executor(self._threads, job, *arguments)
-        reading.add_done_callback(self._on_read)
-        return await asyncio.shield(reading)
 
-    def _on_read(self, reading: asyncio.Future[Any]) -> None:
-        self._free.release()
-        if not reading.cancelled():
-            reading.exception()  # whoever asked may have left
+        def on_end(working: asyncio.Future[T]) -> None:
+            if not working.cancelled() and working.exception() is None:
+                on_result(working.result())
+            turn.give_back()
+
+        working = asyncio.get_running_loop().run_in_executor(self._threads, job, *arguments)
+        working.add_done_callback(on_end)
+        return await asyncio.shield(working)
 
 
-def find_problem(grammar: GrammarText, text: str, readers: GrammarReaders = READERS) -> tuple[str, str] | None:
-    """What is wrong with a grammar, and where, as ``.properties.a``; None if nothing is."""
-    problem = _problem_of(text, readers)
+def find_problem(
+    grammar: GrammarText, text: str, readers: GrammarReaders = READERS, reading: Reading | None = None
+) -> Problem | None:
+    """What is wrong with a grammar, and where, as ``.properties.a``; None if nothing is.
+
+    Raises:
+        ReadingGivenUpError: The reading was given up meanwhile.
+    """
+    reading = reading or Reading()
+    problem = _problem_of(text, readers, reading)
     if not problem:
         return None
     if grammar.pattern is not None:
         return "", _regex_problem(grammar.pattern, problem)
     if isinstance(grammar.schema, Mapping):
-        return _place_of(problem, grammar.schema, readers), problem
+        return _place_of(problem, grammar.schema, readers, reading), problem
     return "", problem
 
 
@@ -182,8 +241,8 @@ def _refusal(
     return kind(f"the parameter '{place}' is invalid: {told}", code="invalid_parameter", param=param)
 
 
-def _problem_of(text: str, readers: GrammarReaders) -> str:
-    problem = readers.problem_of(text)
+def _problem_of(text: str, readers: GrammarReaders, reading: Reading) -> str:
+    problem = readers.problem_of(text, reading)
     return f"{problem}; {remedy}" if (remedy := _remedy_for(problem)) else problem
 
 
@@ -198,7 +257,7 @@ def _remedy_for(problem: str) -> str:
     return ""
 
 
-def _place_of(problem: str, root: Mapping[str, Any], readers: GrammarReaders) -> str:
+def _place_of(problem: str, root: Mapping[str, Any], readers: GrammarReaders, reading: Reading) -> str:
     """The innermost sub-schema that has the same problem on its own, together with the schema's definitions.
 
     A grammar that takes too long is not searched: each try would take as long.
@@ -213,7 +272,7 @@ def _place_of(problem: str, root: Mapping[str, Any], readers: GrammarReaders) ->
             num_tries, num_bytes = num_tries + 1, num_bytes + len(text)
             if num_tries > MAX_PLACE_TRIES or num_bytes > MAX_PLACE_BYTES:
                 return place
-            if _problem_of(text, readers) == problem:
+            if _problem_of(text, readers, reading) == problem:
                 place, schema = f"{place}.{name}", part
                 break
         else:

@@ -30,6 +30,37 @@ REMEDY: Final = (
 DEADLY: Final = "it crashed the process that reads grammars (signal {number}); simplify it"
 
 
+class ReadingGivenUpError(Exception):
+    """Nobody wants to know any more what is wrong with a grammar."""
+
+
+class Reading:
+    """One caller's questions to child processes, which may be given up from another thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_given_up = False
+
+    def give_up(self) -> None:
+        """End the process that answers now, and ask no other one: nobody waits for the answer."""
+        with self._lock:
+            self._is_given_up = True
+            if self._process is not None:
+                self._process.kill()
+
+    def begin(self, process: subprocess.Popen[bytes] | None) -> None:
+        """Note which process is asked, or that none is.
+
+        Raises:
+            ReadingGivenUpError: It was given up.
+        """
+        with self._lock:
+            self._process = process
+            if self._is_given_up:
+                raise ReadingGivenUpError
+
+
 class GrammarReaders:
     """Asks the child processes. Call it from any thread; it blocks until the answer is there."""
 
@@ -39,15 +70,22 @@ class GrammarReaders:
         self._lock = threading.Lock()
         self._idle: list[subprocess.Popen[bytes]] = []
 
-    def problem_of(self, text: str) -> str:
-        """What is wrong with a grammar; empty if nothing is."""
+    def problem_of(self, text: str, reading: Reading | None = None) -> str:
+        """What is wrong with a grammar; empty if nothing is.
+
+        Raises:
+            ReadingGivenUpError: The reading was given up meanwhile.
+        """
+        reading = reading or Reading()
         with self._turn:
             with self._lock:
                 process = self._idle.pop() if self._idle else None
             if process is None or process.poll() is not None:
                 process = self._begin()
             try:
+                reading.begin(process)
                 answer = _ask(process, text)
+                reading.begin(None)
             except BaseException:
                 _end(process)
                 raise

@@ -18,6 +18,7 @@ class TextRequest:
     ``caller_id`` is the caller's id of it, for logs. ``is_prompt_only`` asks for the prompt's log-probabilities only.
     ``turn`` says how to tell thinking, content and calls apart; None if all text is content. ``prediction_token_ids``
     are the output that the caller expects. ``origin`` is what its trace is kept under; None: it is not traced.
+    ``owner`` is the hash of the caller's API key; empty where none was needed.
     """
 
     request_id: str
@@ -38,3 +39,4 @@ class TextRequest:
     turn: TurnRules | None = None
     prediction_token_ids: TokenIds | None = None
     origin: Origin | None = None
+    owner: str = ""

@@ -78,6 +78,7 @@ REQUEST = GenerateRequest(
     max_recomputed_tokens=64,
     promise=Promise(ttft_ms=500.0, itl_ms=40.0),
     trace=TraceContext(traceparent="00-1-2-01", tracestate="a=b"),
+    owner="key",
 )
 
 
@@ -100,14 +101,14 @@ def test_no_field_of_a_request_is_left_at_its_default_here() -> None:
         assert same == [], "give them other values in REQUEST or SAMPLING of this file"
 
 
-def test_a_router_that_knows_nothing_of_traces_is_read_and_one_that_does_is_read_without_them() -> None:
+def test_a_router_that_knows_nothing_of_owners_is_read_and_so_is_a_later_one() -> None:
     content = msgspec.msgpack.decode(memoryview(pack_call(Submit((REQUEST,))))[1:])
-    del content["requests"][0]["trace"]
+    del content["requests"][0]["owner"]
     content["requests"][0]["of a later version"] = 1
 
     arrived = unpack_call(bytes([CALL_VERSION]) + msgspec.msgpack.encode(content))
 
-    assert arrived == Submit((replace(REQUEST, trace=None),))
+    assert arrived == Submit((replace(REQUEST, owner=""),))
 
 
 def test_a_request_that_another_version_pickled_is_read() -> None:
@@ -116,7 +117,7 @@ def test_a_request_that_another_version_pickled_is_read() -> None:
     newer = object.__new__(GenerateRequest)
     newer.__setstate__([*REQUEST.__getstate__(), "of a later version"])  # type: ignore[attr-defined]
 
-    assert (older, newer) == (replace(REQUEST, trace=None), REQUEST)
+    assert (older, newer) == (replace(REQUEST, owner=""), REQUEST)
     assert pickle.loads(pickle.dumps(REQUEST)) == REQUEST
 
 

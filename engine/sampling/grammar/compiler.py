@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
@@ -18,6 +20,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from engine.contract.grammar import GrammarFailure, ReadingThreads
 from engine.contract.step import IntArray
 from engine.device.cores import run_anywhere, step_back
+from engine.fair_turns import FairTurns
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -79,6 +82,7 @@ class GrammarStore:
     Grammars are compiled for the checkpoint's tokenizer.json, which the first compilation reads. A compiled grammar is
     cached while a request holds it. After that it stays in an LRU cache of ``max_num_kept`` grammars and
     ``max_kept_bytes`` of grammar text. ``on_end`` is called at the end of every compilation, on a thread of the store.
+    The threads are shared by owners, by the CPU time that their grammars have taken (``FairTurns``).
     """
 
     def __init__(
@@ -100,7 +104,10 @@ class GrammarStore:
         self._threads: ReadingThreads | None = None
         self._tokenizer: LLTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
+        self._turns: FairTurns[str] = FairTurns(NUM_THREADS)
+        self._turns_lock = threading.RLock()
         self._compiling: dict[str, Future[Grammar | GrammarFailure]] = {}
+        """Grammars whose compilation has begun. This and the turns change under the lock, on any thread."""
         self._ended: deque[tuple[str, Future[Grammar | GrammarFailure]]] = deque()
         self._unasked: OrderedDict[str, Future[Grammar | GrammarFailure]] = OrderedDict()
         self._num_unasked_bytes = 0
@@ -122,7 +129,7 @@ class GrammarStore:
         assert self._tokenizer is not None, "no grammar was compiled"
         return (self._tokenizer.vocab_size + 31) // 32
 
-    def poll(self, grammar: str) -> Grammar | GrammarFailure | None:
+    def poll(self, grammar: str, *, owner: str = "") -> Grammar | GrammarFailure | None:
         """See ``GrammarCompiler``."""
         self._bound_unasked()
         held = self._held.get(grammar)
@@ -131,15 +138,27 @@ class GrammarStore:
         if (kept := self._kept.get(grammar)) is not None:
             self._kept.move_to_end(grammar)
             return kept
-        future = self._compiling.get(grammar)
-        if future is None:
-            future = self._compiling[grammar] = self._pool().submit(self._compile, grammar)
-            # Not called from ``_compile``: the callee of ``on_end`` expects to find the result.
-            future.add_done_callback(lambda ended: self._tell_end(grammar, ended))
-            return None
-        if not future.done():
-            return None
-        return self._take(grammar, future)
+        with self._turns_lock:
+            future = self._compiling.get(grammar)
+            if future is None:
+                if grammar not in self._turns:
+                    self._turns.join(grammar, owner=owner)
+                    self._begin()
+                return None
+            if not future.done():
+                return None
+            return self._take(grammar, future)
+
+    def announce(self, grammar: str, *, owner: str) -> None:
+        """See ``GrammarCompiler``."""
+        with self._turns_lock:
+            if not len(self._turns) and self.poll(grammar, owner=owner) is None:
+                self._turns.leave(grammar)
+
+    def give_up(self, grammar: str) -> None:
+        """See ``GrammarCompiler``."""
+        with self._turns_lock:
+            self._turns.leave(grammar)
 
     def new_matcher(self, grammar: str) -> LLMatcher:
         """A matcher for one output. Callers normally hold the compiled grammar; otherwise it is compiled now."""
@@ -150,6 +169,8 @@ class GrammarStore:
 
     def close(self) -> None:
         """Finish running compilations and end the threads. Idempotent."""
+        with self._turns_lock:
+            self._turns.drop_all()
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
             self._threads = None
@@ -158,6 +179,13 @@ class GrammarStore:
         if self._threads is None:
             self._threads = ReadingThreads(NUM_THREADS, thread_name_prefix="baton-grammar", initializer=_stand_back)
         return self._threads
+
+    def _begin(self) -> None:
+        """Have the threads compile the grammars whose turn it is; call it under the lock."""
+        while (grammar := self._turns.begin()) is not None:
+            future = self._compiling[grammar] = self._pool().submit(self._compile_in_turn, grammar)
+            # Not called from ``_compile``: the callee of ``on_end`` expects to find the result.
+            future.add_done_callback(partial(self._tell_end, grammar))
 
     def _bound_unasked(self) -> None:
         """Apply the cache's limits to results that nobody has asked for, since their requests may have left."""
@@ -189,6 +217,14 @@ class GrammarStore:
             self._num_kept_bytes -= _num_bytes(oldest)
 
     # ---- the threads' side
+
+    def _compile_in_turn(self, grammar: str) -> Grammar | GrammarFailure:
+        begun_s = time.thread_time()
+        found = self._compile(grammar)
+        with self._turns_lock:
+            self._turns.end(grammar, used_s=time.thread_time() - begun_s)
+            self._begin()
+        return found
 
     def _compile(self, grammar: str) -> Grammar | GrammarFailure:
         try:

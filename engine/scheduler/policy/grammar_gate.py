@@ -17,7 +17,8 @@ COMPILE_TIMEOUT_S: Final = 60.0
 class GrammarGate:
     """Keeps a request out of the waiting queue until its grammar is compiled; if that fails, the request ends.
 
-    A request holds its compiled grammar until it ends, through preemptions too: it waits for it only once.
+    A request holds its compiled grammar until it ends, through preemptions too: it waits for it only once. A grammar
+    for which no request waits any more loses its turn.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class GrammarGate:
         self._timeout_s = timeout_s
         self._num_seen = 0
         self._has_failed = False
+        live_requests.on_compiling_left = self._on_left
 
     @property
     def is_due(self) -> bool:
@@ -47,13 +49,13 @@ class GrammarGate:
         first = self._live_requests.compiling.peek()
         return None if first is None else first.queued_at_s + self._timeout_s
 
-    def announce(self, grammar: str) -> None:
-        """Begin to compile the grammar of an announced request."""
-        self._compiler.poll(grammar)
+    def announce(self, request: Request, grammar: str) -> None:
+        """Begin to compile the grammar of an announced request, if no other has to wait for that."""
+        self._compiler.announce(grammar, owner=request.message.owner)
 
     def enter(self, request: Request, grammar: str) -> None:
         """Queue a new request; at once if its grammar is compiled already."""
-        found = self._compiler.poll(grammar)
+        found = self._compiler.poll(grammar, owner=request.message.owner)
         if found is None or isinstance(found, GrammarFailure):
             self._has_failed |= found is not None
             self._live_requests.add_compiling(request)
@@ -70,7 +72,7 @@ class GrammarGate:
         for request in list(self._live_requests.compiling):
             grammar = request.message.sampling.grammar
             assert grammar is not None
-            self._take_in(request, self._compiler.poll(grammar))
+            self._take_in(request, self._compiler.poll(grammar, owner=request.message.owner))
 
     def _take_in(self, request: Request, found: CompiledGrammar | GrammarFailure | None) -> None:
         if found is None:
@@ -81,6 +83,13 @@ class GrammarGate:
         else:
             request.grammar = found
             self._live_requests.end_compiling(request)
+
+    def _on_left(self, request: Request) -> None:
+        """A request ended while its grammar was compiled, or waited for that."""
+        grammar = request.message.sampling.grammar
+        assert grammar is not None
+        if all(other.message.sampling.grammar != grammar for other in self._live_requests.compiling):
+            self._compiler.give_up(grammar)
 
     def _refuse(self, request: Request, message: str) -> None:
         self._live_requests.finish(request)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
+
+from starlette.requests import Request
+from starlette.types import Receive
 
 from engine.contract.grammar import MAX_GRAMMAR_BYTES
 from router.api.bodies.answer_shape import ResponseFormat, StructuredOutputs
 from router.api.bodies.generate_body import GenerateBody
+from router.api.http.guard import owner_of
 from router.errors import InvalidRequestError
+from router.grammar.checker import Asker
 from router.grammar.grammar_text import (
     GrammarText,
     choice_grammar,
@@ -26,14 +32,24 @@ Wish = tuple[str, GrammarText]
 """A grammar, and its place in the body."""
 
 
-async def answer_grammar(service: RouterService, body: GenerateBody) -> str | None:
+def asker_of(request: Request) -> Asker:
+    """Who asks for the grammars of a request whose body has been read."""
+    return Asker(owner_of(request.scope), partial(_has_left, request.receive))
+
+
+async def _has_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def answer_grammar(service: RouterService, body: GenerateBody, asker: Asker) -> str | None:
     """The checked grammar that a body asks for, as workers take it; None if it asks for none.
 
     Raises:
         InvalidRequestError: The body asks for several grammars, or for one that cannot be followed.
     """
     wish = grammar_wish(body)
-    return None if wish is None else await service.grammars.check(wish[1], param=wish[0])
+    return None if wish is None else await service.grammars.check(wish[1], param=wish[0], asker=asker)
 
 
 def grammar_names(body: GenerateBody) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -30,12 +30,21 @@ class HandCompiler:
 
     found: dict[str, CompiledGrammar | GrammarFailure] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    owners: dict[str, str] = field(default_factory=dict)
+    given_up: list[str] = field(default_factory=list)
     num_ended: int = 0
     on_end: None = None
 
-    def poll(self, grammar: str) -> CompiledGrammar | GrammarFailure | None:
+    def poll(self, grammar: str, *, owner: str = "") -> CompiledGrammar | GrammarFailure | None:
         self.asked.append(grammar)
+        self.owners[grammar] = owner
         return self.found.get(grammar)
+
+    def announce(self, grammar: str, *, owner: str) -> None:
+        self.asked.append(grammar)
+
+    def give_up(self, grammar: str) -> None:
+        self.given_up.append(grammar)
 
     def end(self, grammar: str, failure: str = "") -> None:
         self.found[grammar] = GrammarFailure(failure) if failure else Compiled(grammar)
@@ -180,6 +189,26 @@ def test_f1_who_waits_for_a_grammar_can_be_aborted_and_moved(rig: Rig) -> None:
         "b": FinishReason.HANDED_OVER,
     }
     assert not rig.scheduler.has_unfinished()
+
+
+@pytest.mark.behaviour("F1")
+def test_f1_a_grammar_that_nobody_waits_for_any_more_is_given_up(rig: Rig) -> None:
+    rig.scheduler.add_request(replace(request("a", "shared"), owner="one"))
+    rig.scheduler.add_request(replace(request("b", "shared"), owner="two"))
+    rig.scheduler.add_request(request("c", "late"))
+    assert rig.compiler.owners["late"] == ""
+    rig.scheduler.abort("a")
+    assert rig.compiler.given_up == [], "another request waits for it"
+
+    rig.scheduler.abort("b")
+    assert rig.compiler.given_up == ["shared"]
+    rig.clock.advance(COMPILE_TIMEOUT_S)
+    rig.step()
+    assert rig.compiler.given_up == ["shared", "late"]
+    rig.compiler.end("fine")
+    rig.scheduler.add_request(request("d", "fine"))
+    rig.step()
+    assert rig.compiler.given_up == ["shared", "late"], "it was compiled"
 
 
 @pytest.mark.behaviour("F1")

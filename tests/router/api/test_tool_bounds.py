@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from router.grammar.checker import GrammarChecker
-from router.grammar.readers import TOO_LONG, GrammarReaders
+from router.grammar.readers import TOO_LONG, GrammarReaders, Reading
 from router.text.tokenizer import Tokenizer
 from tests.support.router.fake_workers import scripted
 from tests.support.router.router_rig import RouterRig, router_rig
@@ -32,7 +32,7 @@ class CostlyReaders(GrammarReaders):
         super().__init__()
         self.texts: list[str] = []
 
-    def problem_of(self, text: str) -> str:
+    def problem_of(self, text: str, reading: Reading | None = None) -> str:
         self.texts.append(text)
         return f"{TOO_LONG} 5 s of CPU time"
 

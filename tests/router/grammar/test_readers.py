@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
-import psutil
 import pytest
 
 from router.errors import InvalidRequestError
 from router.grammar.checker import GrammarChecker
 from router.grammar.grammar_text import GrammarText, json_schema_grammar, lark_grammar
 from router.grammar.readers import GrammarReaders
+from tests.support.grammar.costly import AT_ONCE, INTERSECTION, processes
 
 HARMLESS = 'start: "a"'
-PATTERNS = [f"a.{{{count}}}" for count in range(1, 27)]
-AT_ONCE: dict[str, Any] = {"allOf": [{"type": "string", "pattern": pattern} for pattern in PATTERNS]}
-INTERSECTION = "start: X\nX: " + " & ".join(rf"/(.|\n)*{pattern}(.|\n)*/" for pattern in PATTERNS) + "\n"
 
 
 @pytest.fixture
@@ -30,15 +25,6 @@ def readers() -> Iterator[GrammarReaders]:
     found = GrammarReaders(cpu_s=1)
     yield found
     found.close()
-
-
-def processes() -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended just now, as others' children may
-            if "grammar_reader" in " ".join(child.cmdline()):
-                found.append(child)
-    return found
 
 
 def open_files(wanted: int) -> list[int]:

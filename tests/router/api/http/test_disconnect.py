@@ -12,6 +12,9 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from router.grammar.checker import GrammarChecker
+from router.grammar.readers import GrammarReaders
+from tests.support.grammar.costly import INTERSECTION, processes
 from tests.support.router.live_app import live_app
 from tests.support.router.router_rig import router_rig, until
 
@@ -116,3 +119,25 @@ async def test_clients_that_leave_at_random_moments_leave_nothing(model_dir: Pat
 
 def chat_body() -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400, "ignore_eos": True, "stream": True}
+
+
+async def test_client_that_leaves_while_its_grammar_is_read_ends_the_reading(model_dir: Path) -> None:
+    async with (
+        router_rig(model_dir) as rig,
+        live_app(rig.app) as url,
+        httpx.AsyncClient(base_url=url, timeout=60.0) as client,
+    ):
+        rig.service.grammars.close()
+        rig.service.grammars = GrammarChecker(GrammarReaders(cpu_s=600))
+        body = {"prompt": "hello", "structured_outputs": {"grammar": INTERSECTION}}
+        before = {process.pid for process in processes()}
+        asked = asyncio.create_task(client.post("/v1/completions", json=body))
+        await until(lambda: bool({process.pid for process in processes()} - before))
+        asked.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asked
+
+        await until(lambda: not {process.pid for process in processes()} - before)
+        answer = await client.post("/v1/completions", json={**body, "structured_outputs": {"choice": ["a"]}})
+        assert answer.status_code == 200
+        await until(rig.is_at_rest)
