@@ -65,6 +65,8 @@ class RouterSettings:
     - ``recovery_wait_s``: how long an accepted request waits for a replica to come back after a failure, at most until
       its own deadline. It should be longer than the start of a new process (docs/faults.md).
     - ``write_timeout_s``: how long a client may leave an event unread before its request is cancelled.
+    - ``min_read_bytes_per_s``: what a client that is behind must read, on average over five times as long; 0: any pace
+      will do.
     - ``max_write_delay_s``: how long tokens may wait to be written together (router/wire/mailbox.py); 0: not at all.
 
     Lost replicas:
@@ -145,6 +147,7 @@ class RouterSettings:
     abort_timeout_s: float = 10.0
     read_timeout_s: float = 60.0
     write_timeout_s: float = 60.0
+    min_read_bytes_per_s: float = 240.0
     max_write_delay_s: float = 0.02
     backoff_min_s: float = 0.5
     backoff_max_s: float = 30.0

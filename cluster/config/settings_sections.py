@@ -243,6 +243,8 @@ RouterSection = section_of(
         "trace_sample_rate": "Share of all requests that is traced, from 0 to 1.",
         "max_prefill_attempts": "Most prefill workers that are tried for one request.",
         "write_timeout_s": "Seconds that a client may leave an event unread before its request is aborted.",
+        "min_read_bytes_per_s": "Least bytes a second, on average over five times `write_timeout_s`, that a client "
+        "that is behind must read, or its connection is closed. 0: any pace will do.",
         "max_write_delay_s": "With many streams, the longest time in seconds that tokens wait to be written together. "
         "Higher values save router CPU at the cost of latency; 0 writes at once.",
         "migration_limit": "Most times that a request may move to another decode worker.",

@@ -40,6 +40,7 @@ def limits_of_environment(environment: Mapping[str, str]) -> HttpLimits:
         header_timeout_s=float(environment.get("BATON_PROXY_HEADER_TIMEOUT_S", standard.header_timeout_s)),
         max_connections=int(environment.get("BATON_PROXY_MAX_CONNECTIONS", standard.max_connections)),
         write_timeout_s=float(environment.get("BATON_PROXY_WRITE_TIMEOUT_S", standard.write_timeout_s)),
+        min_read_bytes_per_s=float(environment.get("BATON_PROXY_MIN_READ_BYTES_PER_S", standard.min_read_bytes_per_s)),
     )
 
 

@@ -96,6 +96,7 @@ def proxy_environment(config: BatonConfig) -> dict[str, str]:
         "BATON_PROXY_HEADER_TIMEOUT_S": str(security.header_timeout_s),
         "BATON_PROXY_MAX_CONNECTIONS": str(security.max_connections * config.router_replicas),
         "BATON_PROXY_WRITE_TIMEOUT_S": str(settings.write_timeout_s),
+        "BATON_PROXY_MIN_READ_BYTES_PER_S": str(settings.min_read_bytes_per_s),
     }
 
 

@@ -99,7 +99,7 @@ def _listen_settings(config: BatonConfig, security: SecuritySettings) -> ListenS
         host=config.host,
         port=config.port,
         drain_timeout_s=config.health.drain_timeout_s,
-        limits=HttpLimits.of(security, write_timeout_s=config.router_settings().write_timeout_s),
+        limits=HttpLimits.of(security, config.router_settings()),
     )
 
 

@@ -8,6 +8,7 @@ for whole requests checks it exactly (``router.api.http.guard``).
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -19,6 +20,7 @@ from uvicorn.server import ServerState
 
 from router.api.errors import error_response
 from router.api.http.connection_room import ConnectionRoom
+from router.api.http.read_pace import ReadPace, let_kernel_ask_early, sent_by
 from router.errors import (
     HeadersTimeoutError,
     HeadersTooLargeError,
@@ -29,6 +31,8 @@ from router.errors import (
 from router.security import SecuritySettings
 from router.settings import RouterSettings
 
+logger = logging.getLogger(f"baton.{__name__}")
+
 LINE_BYTES = 64
 """Bytes of a line besides a header's name and value: the colon, spaces, the line end."""
 
@@ -38,11 +42,16 @@ it, and the client may lose the answer. A body that continues extends this time,
 
 RETRY_AFTER_S = 1.0
 
+MAX_UNREAD_BYTES = 64 * 1024
+RESUMING_BYTES = 50_000
+"""An answer is written on until so many bytes are unread, and goes on once so few are. The difference is what a client
+reads at the least pace within the default ``write_timeout_s``: so that no write waits longer for a slow one."""
+
 MAX_NUM_PIPELINED = 16
 """Requests of a connection that may wait for the answers to those before. One read holds thousands of small ones, and
 each takes kilobytes while it waits."""
 
-DEFAULTS = SecuritySettings()
+DEFAULTS, READING = SecuritySettings(), RouterSettings()
 
 _rooms: WeakKeyDictionary[ServerState, ConnectionRoom] = WeakKeyDictionary()
 """The room of each server in this process, found by the only object that uvicorn's connections share."""
@@ -51,7 +60,7 @@ _rooms: WeakKeyDictionary[ServerState, ConnectionRoom] = WeakKeyDictionary()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
     """How many connections may be open, what each may send before its request is complete, and how long it may leave
-    answers unread.
+    answers unread, or how slowly read them.
 
     ``router.security`` and ``router.settings`` define the numbers.
     """
@@ -60,17 +69,19 @@ class HttpLimits:
     max_header_bytes: int = DEFAULTS.max_header_bytes
     header_timeout_s: float = DEFAULTS.header_timeout_s
     max_connections: int = DEFAULTS.max_connections
-    write_timeout_s: float = RouterSettings().write_timeout_s
+    write_timeout_s: float = READING.write_timeout_s
+    min_read_bytes_per_s: float = READING.min_read_bytes_per_s
 
     @classmethod
-    def of(cls, settings: SecuritySettings, *, write_timeout_s: float) -> Self:
+    def of(cls, settings: SecuritySettings, reading: RouterSettings) -> Self:
         """The limits from a router's settings."""
         return cls(
             max_num_headers=settings.max_num_headers,
             max_header_bytes=settings.max_header_bytes,
             header_timeout_s=settings.header_timeout_s,
             max_connections=settings.max_connections,
-            write_timeout_s=write_timeout_s,
+            write_timeout_s=reading.write_timeout_s,
+            min_read_bytes_per_s=reading.min_read_bytes_per_s,
         )
 
     @property
@@ -102,6 +113,7 @@ class BoundedProtocol(HttpToolsProtocol):
             room = _rooms[server_state] = ConnectionRoom(self.limits.max_connections)
         self._room = room
         self._timer: asyncio.TimerHandle | None = None
+        self._next_look: asyncio.TimerHandle | None = None
         self._refusal: RouterError | None = None
         self._is_in_head = False
         self._has_left = False  # upgraded: another protocol has taken the transport
@@ -112,7 +124,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
         super().connection_made(transport)
-        _end_if_unread(transport.get_extra_info("socket"), timeout_s=self.limits.write_timeout_s)
+        self._watch_reading(transport)
         if self._room.admit(len(self.connections)):
             self._room.wait(self)
             self._start_timer()
@@ -125,6 +137,34 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._stop_timer()
         self._room.end_waiting(self)
+        if self._next_look is not None:
+            self._next_look.cancel()
+
+    def _watch_reading(self, transport: asyncio.Transport) -> None:
+        """Have the connection end if its client reads nothing for long, or hardly anything for longer."""
+        peer, limits = transport.get_extra_info("socket"), self.limits
+        if peer is None or peer.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        _end_if_unread(peer, timeout_s=limits.write_timeout_s)
+        if limits.min_read_bytes_per_s:
+            let_kernel_ask_early(peer)
+            transport.set_write_buffer_limits(high=MAX_UNREAD_BYTES, low=RESUMING_BYTES)
+            pace = ReadPace(min_bytes_per_s=limits.min_read_bytes_per_s, period_s=limits.write_timeout_s)
+            self._next_look = self.loop.call_later(limits.write_timeout_s, self._look_at_reading, peer, pace)
+
+    def _look_at_reading(self, peer: socket.socket, pace: ReadPace) -> None:
+        num_buffered = self.transport.get_write_buffer_size()
+        try:
+            sent = sent_by(peer, num_buffered=num_buffered) if num_buffered else None
+        except OSError:
+            return  # it is closed
+        if sent is None:
+            pace.has_read_all()
+        elif pace.is_too_slow(sent):
+            logger.info("client reads too slowly: num_waiting_bytes=%d", num_buffered)
+            self.drop()
+            return
+        self._next_look = self.loop.call_later(self.limits.write_timeout_s, self._look_at_reading, peer, pace)
 
     def drop(self) -> None:
         """Close the connection at once."""
@@ -261,14 +301,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(LINGER_S, self.transport.close)
 
 
-def _end_if_unread(peer: socket.socket | None, *, timeout_s: float) -> None:
+def _end_if_unread(peer: socket.socket, *, timeout_s: float) -> None:
     """Let the kernel end a connection whose client reads nothing of the data that waits for it for ``timeout_s``.
 
     The server itself could not: it counts an answer as complete once it is written, and a closing connection stays open
     until all data is sent.
     """
-    if peer is not None and peer.family in (socket.AF_INET, socket.AF_INET6):
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(int(timeout_s * 1000), 1))
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(int(timeout_s * 1000), 1))
 
 
 class LingeringTransport:

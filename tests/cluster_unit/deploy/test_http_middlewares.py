@@ -47,11 +47,16 @@ async def test_request_id_that_breaks_the_rule_is_replaced(tmp_path: Path, path:
 
 def test_limits_of_headers_are_those_of_the_configuration() -> None:
     security = {"max_num_headers": 7, "max_header_bytes": 999, "header_timeout_s": 2.5, "max_connections": 8}
-    settings = {"model": "m", "security": security, "router": {"write_timeout_s": 3.5}}
+    settings = {"model": "m", "security": security, "router": {"write_timeout_s": 3.5, "min_read_bytes_per_s": 77.0}}
     told = proxy_environment(BatonConfig.model_validate(settings))
 
     assert limits_of_environment(told) == HttpLimits(
-        max_num_headers=7, max_header_bytes=999, header_timeout_s=2.5, max_connections=8, write_timeout_s=3.5
+        max_num_headers=7,
+        max_header_bytes=999,
+        header_timeout_s=2.5,
+        max_connections=8,
+        write_timeout_s=3.5,
+        min_read_bytes_per_s=77.0,
     )
     assert limits_of_environment({}) == HttpLimits()
 
