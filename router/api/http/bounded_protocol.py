@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 from router.api.errors import error_response
 from router.api.http.connection_room import ConnectionRoom
 from router.api.http.read_pace import ReadPace, let_kernel_ask_early, sent_by
+from router.api.http.sparse_log import SparseLog
 from router.errors import (
     HeadersTimeoutError,
     HeadersTooLargeError,
@@ -55,6 +56,9 @@ DEFAULTS, READING = SecuritySettings(), RouterSettings()
 
 _rooms: WeakKeyDictionary[ServerState, ConnectionRoom] = WeakKeyDictionary()
 """The room of each server in this process, found by the only object that uvicorn's connections share."""
+
+_clients_log = SparseLog(logging.getLogger("uvicorn.error"))
+"""Where uvicorn's connections write: a line for each request that is no HTTP would be a cheap way to fill a disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +112,7 @@ class BoundedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.logger = _clients_log  # type: ignore[assignment]
         room = _rooms.get(server_state)
         if room is None:
             room = _rooms[server_state] = ConnectionRoom(self.limits.max_connections)
