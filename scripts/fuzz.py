@@ -8,11 +8,14 @@ document forbids it; or if anything is left running afterwards.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +24,7 @@ import httpx
 import yaml
 
 from benchmarks.arguments import count
+from benchmarks.process_group import end_on_sigterm
 from benchmarks.served import served_cluster
 from router.security import hash_key, new_key
 
@@ -48,6 +52,9 @@ SETTINGS = """[parameters]
 CLUSTER = {"max_model_len": 256, "router": {"default_max_tokens": 8}}
 """Answers are short: it is not the model that is tested."""
 
+FOLDER_PREFIX = "baton-fuzz-"
+"""The beginning of the names of temporary folders; the id of the process that uses one follows."""
+
 HELD = ("num_running", "num_waiting", "num_loading", "num_leased_blocks", "num_held_blocks")
 
 
@@ -74,8 +81,8 @@ def fuzz(target: Target, *, phases: str, num_examples: int, seed: int) -> int:
     Raises:
         FuzzError: A check failed, or a case got no answer.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        settings = Path(folder) / "schemathesis.toml"
+    with own_folder() as folder:
+        settings = folder / "schemathesis.toml"
         settings.write_text(SETTINGS)
         command = [str(Path(sys.executable).with_name("schemathesis")), "--config-file", str(settings), "run"]
         command += [f"{target.url}/openapi.json", "--phases", phases, "--checks", checks(target)]
@@ -91,6 +98,17 @@ def fuzz(target: Target, *, phases: str, num_examples: int, seed: int) -> int:
     if found is None:
         raise FuzzError(f"no count of cases in:\n{result.stdout}")
     return int(found.group(1))
+
+
+@contextlib.contextmanager
+def own_folder() -> Iterator[Path]:
+    """A temporary folder. Those of processes that were killed are removed, too."""
+    for left in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        user = left.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+        if user.isdigit() and not Path("/proc", user).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{FOLDER_PREFIX}{os.getpid()}-") as folder:
+        yield Path(folder)
 
 
 def checks(target: Target) -> str:
@@ -124,8 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="seed: the same seed gives the same cases")
     options = parser.parse_args(arguments)
     key = new_key()
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "baton.yaml"
+    end_on_sigterm()
+    with own_folder() as folder:
+        config = folder / "baton.yaml"
         keys = {"admin_keys": [hash_key(key)], "api_keys": [hash_key(new_key())]}
         config.write_text(yaml.safe_dump({**CLUSTER, "security": keys}))
         try:
