@@ -15,9 +15,10 @@ class Journey:
     """The decode replicas that a request has been on, and where its KV is.
 
     ``kv_transfer`` describes the KV of everything up to ``num_output_tokens``. ``kv_holder`` is the decode replica that
-    keeps it, under a lease of the run ``kv_run_id``; None while the prefill replica does. ``reads_own_kv``: the request continues on the replica that kept its
-    KV, so that nobody releases that lease. ``tried`` replicas are asked again only after all others. ``num_rebalanced``
-    is the number of orders to leave a replica; ``target`` is the replica that the last order named.
+    keeps it, under a lease of the run ``kv_run_id``; None while the prefill replica does. ``reads_own_kv``: the request
+    continues on the replica that kept its KV, so that nobody releases that lease. ``tried`` replicas are asked again
+    only after all others. ``num_rebalanced`` is the number of orders to leave a replica; ``target`` is the replica that
+    the last order named.
     """
 
     kv_transfer: KVTransferParams | None = None
