@@ -10,22 +10,27 @@ from engine.contract.messages import GenerateRequest
 from router.pool.workers import WorkerError
 from router.wire.aborts import AbortSender
 from router.wire.output_streams import OutputStreams
-from router.wire.submissions import Submissions
+from router.wire.submissions import Answer, Submissions
 
 logger = logging.getLogger(f"baton.{__name__}")
 
 
 @dataclass(slots=True, eq=False)
 class _Notice:
-    """One notice. ``is_sent``: the replica may hold KV for it. ``is_void``: it must not be sent any more.
-
-    ``is_withdrawn``: the request will not come, so the replica must free what it holds.
-    """
+    """One notice. ``is_sent``: the replica may hold KV for it. ``answer``: the replica's, once it is being sent."""
 
     replica_id: str
     is_sent: bool = False
     is_void: bool = False
-    is_withdrawn: bool = False
+    answer: Answer | None = None
+
+    def drop(self) -> None:
+        """Send it no more. If it is on its way, it is aborted when the replica has answered, unless the replica has
+        accepted the request again by then.
+        """
+        self.is_void = True
+        if self.answer is not None:
+            self.answer.cancel()
 
 
 class EarlyNotices:
@@ -46,17 +51,21 @@ class EarlyNotices:
         """Announce a request in the background; a newer notice of the same request replaces the older one."""
         older = self._notices.get(request.request_id)
         if older is not None:
-            older.is_void = True
+            older.drop()
         notice = self._notices[request.request_id] = _Notice(replica_id)
         task = asyncio.create_task(self._send(notice, request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def supersede(self, request_id: str, replica_id: str) -> None:
-        """End the notice, because the request itself goes to that replica now, and would be aborted there."""
+        """End the notice, because the request itself goes to that replica now, and would be aborted there.
+
+        A notice that still waits to be sent is not sent any more. It could arrive when the request has left again, and
+        nobody would free what the replica holds for it.
+        """
         notice = self._notices.get(request_id)
         if notice is not None and notice.replica_id == replica_id:
-            notice.is_void = True
+            notice.drop()
             del self._notices[request_id]
 
     def withdraw(self, request_id: str) -> None:
@@ -64,7 +73,7 @@ class EarlyNotices:
         notice = self._notices.pop(request_id, None)
         if notice is None:
             return
-        notice.is_void = notice.is_withdrawn = True
+        notice.drop()
         if notice.is_sent:
             self._aborts.abort(notice.replica_id, request_id)
 
@@ -81,12 +90,11 @@ class EarlyNotices:
             stream = await self._streams.connect(replica_id)
             if notice.is_void:
                 return
-            refusal = await self._submissions.submit(replica_id, replace(request, client_id=stream.client_id))
+            notice.answer = self._submissions.submit(replica_id, replace(request, client_id=stream.client_id))
+            refusal = await notice.answer
             if refusal is not None:
                 logger.debug("not streamed: request_id=%s: %s", request_id, refusal)
                 return
         except WorkerError as error:
             logger.debug("notice not given: request_id=%s: %s", request_id, error)
         notice.is_sent = True
-        if notice.is_withdrawn:  # withdrawn while being sent: an abort at that time could have overtaken the notice
-            self._aborts.abort(replica_id, request_id)
