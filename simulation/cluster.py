@@ -8,7 +8,7 @@ import itertools
 import random
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.contract.messages import GenerateRequest, SamplingParams
@@ -18,19 +18,21 @@ from router.balance.streams import LiveStreams
 from router.errors import RouterError
 from router.placement.machine_code import MACHINE_CODE
 from router.pool.role_view import RoleReplicas
+from router.pool.workers import WorkerPool
 from router.report.counters import RouterCounters
 from router.report.router_report import LeaningNote
 from router.request.generation import Generation
 from router.request.orchestrator import Orchestrator
 from router.roles import ROLES
 from router.wire.linked_calls import make_links, role_views
+from simulation.faults.network import ConnectedPool, Connections
+from simulation.kv.transfers import VirtualFabric
 from simulation.layout import Layout, Pool
 from simulation.loads import Arrival
 from simulation.machine import Machine
 from simulation.outcome import Outcome
 from simulation.pool import VirtualPool
 from simulation.step_runner import Host
-from simulation.transfers import VirtualFabric
 from simulation.virtual_loop import run_virtually
 from simulation.worker import VirtualWorker
 from simulation.worker_spec import WorkerSpec
@@ -63,25 +65,37 @@ class VirtualRouter:
     """A router with its two pools and its requests, without HTTP and text."""
 
     def __init__(
-        self, pools: Mapping[str, VirtualPool], layout: Layout, *, router_id: str, board: VirtualBoard
+        self,
+        pools: Mapping[str, VirtualPool],
+        layout: Layout,
+        *,
+        router_id: str,
+        board: VirtualBoard,
+        connections: Connections | None = None,
     ) -> None:
+        """``connections`` None: nothing can happen to the connections to its workers."""
         loop = asyncio.get_running_loop()
         settings = layout.settings
         self.counters = RouterCounters()
-        self._links = make_links(pools, settings=settings, clock=loop.time)
+        self.router_id = router_id
+        self.connections = connections
+        reached: Mapping[str, WorkerPool] = pools
+        if connections is not None:
+            reached = {role: ConnectedPool(pool, connections) for role, pool in pools.items()}
+        self.links = make_links(reached, settings=settings, clock=loop.time)
         self._workers = {role: pool.workers for role, pool in pools.items()}
-        self._distinct = tuple(dict.fromkeys(self._links.values()))
+        self._distinct = tuple(dict.fromkeys(self.links.values()))
         self._period_s = min(settings.report_period_s, settings.backoff_min_s) / 2
-        streams = LiveStreams(clock=loop.time)
+        self.streams = streams = LiveStreams(clock=loop.time)
         self.orchestrator = Orchestrator(
-            self._links["prefill"],
-            self._links["decode"],
+            self.links["prefill"],
+            self.links["decode"],
             streams=streams,
             settings=settings,
             counters=self.counters,
             clock=loop.time,
         )
-        decode_pool = self._links["decode"].pool
+        decode_pool = self.links["decode"].pool
         self._rebalancer = Rebalancer(decode_pool, streams, settings=settings, counters=self.counters, clock=loop.time)
         self._leanings = LeaningControl(
             decode_pool,
@@ -98,7 +112,7 @@ class VirtualRouter:
 
     def role_views(self) -> Sequence[RoleReplicas]:
         """The workers as this router knows them, by role."""
-        return role_views(self._links)
+        return role_views(self.links)
 
     async def start(self) -> None:
         """Meet the workers, and keep following them."""
@@ -122,11 +136,14 @@ class VirtualRouter:
 
     def hear_late_loads(self) -> None:
         """Update the loads of workers that make several decode steps in one, before a request is placed."""
-        for role, link in self._links.items():
+        for role, link in self.links.items():
             for name, worker in self._workers[role].items():
                 load = worker.late_load()
-                if load is not None:
+                if load is not None and not self._is_disturbed(name):
                     link.pool.note_load(name, load)
+
+    def _is_disturbed(self, name: str) -> bool:
+        return self.connections is not None and self.connections.to(name).is_disturbed
 
     async def _keep_refreshing(self) -> None:
         while True:
@@ -139,8 +156,10 @@ class VirtualRouter:
 class VirtualCluster:
     """The workers and routers of a layout. It must be made and used on a ``VirtualLoop``."""
 
-    def __init__(self, layout: Layout, *, seed: int = 0) -> None:
+    def __init__(self, layout: Layout, *, seed: int = 0, network: Callable[[], Connections] | None = None) -> None:
+        """``network`` makes the connections of a router, into which faults can be injected; None: they have none."""
         self.layout = layout
+        self._network = network
         self.fabric = VirtualFabric(asyncio.get_running_loop())
         self.workers: dict[str, VirtualWorker] = {}
         self._num_hosts, self._num_on_host = 1, 0
@@ -151,11 +170,13 @@ class VirtualCluster:
         }
         self.pools = pools
         self.board = VirtualBoard(layout.num_routers)
-        self.routers = [
-            VirtualRouter(pools, layout, router_id=router_id, board=self.board) for router_id in self.board.router_ids
-        ]
-        self._turns = itertools.cycle(self.routers)
+        self.routers = [self._router(router_id, layout) for router_id in self.board.router_ids]
+        self._router_numbers = itertools.count(layout.num_routers)
         self._numbers = itertools.count()
+
+    def _router(self, router_id: str, layout: Layout) -> VirtualRouter:
+        connections = self._network() if self._network is not None else None
+        return VirtualRouter(self.pools, layout, router_id=router_id, board=self.board, connections=connections)
 
     def _pool(self, role: str, pool: Pool, seed: int) -> VirtualPool:
         self._seed = seed
@@ -182,6 +203,20 @@ class VirtualCluster:
         worker = self._worker(role, self.layout.prefill if role == "prefill" else self.layout.decode)
         self.pools[role].workers[worker.spec.name] = worker
         return worker
+
+    async def add_router(self, layout: Layout | None = None) -> VirtualRouter:
+        """Start a router, with the settings and promises of ``layout``."""
+        router = self._router(f"router-{next(self._router_numbers)}", layout or self.layout)
+        self.board.router_ids.append(router.router_id)
+        self.routers.append(router)
+        await router.start()
+        return router
+
+    async def remove_router(self, router: VirtualRouter) -> None:
+        """Close a router; one whose connections were cut before has died, and tells nobody."""
+        self.board.router_ids.remove(router.router_id)
+        self.routers.remove(router)
+        await router.close()
 
     def _next_host(self, machine: Machine) -> Host:
         """The host for the next worker: hosts are filled one after another."""
@@ -211,7 +246,8 @@ class VirtualCluster:
 
     async def ask(self, arrival: Arrival, *, sent_s: float | None = None) -> Outcome:
         """Send a request to the next router in turn, now or at ``sent_s``, and wait for the answer."""
-        router, number = next(self._turns), next(self._numbers)
+        number = next(self._numbers)
+        router = self.routers[number % len(self.routers)]
         loop, model = asyncio.get_running_loop(), self.layout.decode.machine.router
         sent_s = loop.time() if sent_s is None else sent_s
         outcome = Outcome(
@@ -270,9 +306,11 @@ class VirtualCluster:
 
 
 @contextlib.asynccontextmanager
-async def virtual_cluster(layout: Layout, *, seed: int = 0) -> AsyncIterator[VirtualCluster]:
+async def virtual_cluster(
+    layout: Layout, *, seed: int = 0, network: Callable[[], Connections] | None = None
+) -> AsyncIterator[VirtualCluster]:
     """A started cluster, closed at the end."""
-    cluster = VirtualCluster(layout, seed=seed)
+    cluster = VirtualCluster(layout, seed=seed, network=network)
     await cluster.start()
     try:
         yield cluster

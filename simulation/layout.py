@@ -22,6 +22,7 @@ that there are enough routers for that.
 
 LARGE_CHUNK = SchedulerConfig().max_num_batched_tokens
 MAX_NUM_SEQS = SchedulerConfig().max_num_seqs
+MAX_NUM_WAITING = SchedulerConfig().max_num_waiting
 SMALL_CHUNK = 128
 REPORTING_WORKERS = 16
 """Up to this many workers report as often as deployed ones."""
@@ -41,7 +42,8 @@ class Pool:
 
     ``jump`` is the most decode steps that are simulated as one, if nothing can change between them. It affects only the
     simulation's duration, not its result.
-    ``tells_cache``: whether the prefix cache of these workers could affect where requests go.
+    ``tells_cache``: whether the prefix cache of these workers could affect where requests go. ``max_num_waiting``: a
+    worker refuses requests while so many wait there.
     """
 
     num_workers: int
@@ -49,17 +51,20 @@ class Pool:
     chunk: int = LARGE_CHUNK
     jump: int = MAX_JUMP
     tells_cache: bool = True
+    max_num_seqs: int = MAX_NUM_SEQS
+    max_num_waiting: int = MAX_NUM_WAITING
 
     @property
     def most_running(self) -> int:
         """The most requests that a worker runs at a time."""
-        return min(self.chunk, MAX_NUM_SEQS)
+        return min(self.chunk, self.max_num_seqs)
 
     def scheduler(self, *, tells_cache: bool) -> SchedulerConfig:
         """The settings of each worker's scheduler. ``tells_cache``: routers mirror its prefix cache."""
         return SchedulerConfig(
             max_num_batched_tokens=self.chunk,
             max_num_seqs=self.most_running,
+            max_num_waiting=self.max_num_waiting,
             enable_cache_events=tells_cache and self.tells_cache,
             max_decode_steps=self.jump,
             cuts_decode_steps=True,

@@ -35,8 +35,7 @@ class VirtualPool:
         Raises:
             WorkerUnavailableError: It is gone.
         """
-        await self._travel()
-        worker = self._worker(replica_id)
+        worker = await self._reach(replica_id)
         return ReplicaStatus(
             replica_id=replica_id,
             node_ip=worker.info.node_ip,
@@ -52,9 +51,9 @@ class VirtualPool:
         Raises:
             WorkerUnavailableError: It is gone.
         """
-        await self._travel()
+        worker = await self._reach(replica_id)
         try:
-            answers = await self._worker(replica_id).submit(requests)
+            answers = await worker.submit(requests)
         except WorkerGoneError as error:
             raise _gone(replica_id, error) from error
         await self._travel()
@@ -66,9 +65,9 @@ class VirtualPool:
         Raises:
             WorkerUnavailableError: It is gone.
         """
-        await self._travel()
+        worker = await self._reach(replica_id)
         try:
-            await self._worker(replica_id).abort(request_ids)
+            await worker.abort(request_ids)
         except WorkerGoneError as error:
             raise _gone(replica_id, error) from error
 
@@ -80,14 +79,15 @@ class VirtualPool:
         Raises:
             WorkerUnavailableError: The worker is gone. Raised by the iterator.
         """
-        await self._travel()
-        messages = self._worker(replica_id).outputs(client_id, mirrors_cache=mirrors_cache)
+        worker = await self._reach(replica_id)
+        messages = worker.outputs(client_id, mirrors_cache=mirrors_cache)
         try:
             async for message in messages:
                 yield message
         except WorkerGoneError as error:
             raise _gone(replica_id, error) from error
         finally:
+            await self._travel()  # behind the calls that were made before
             await messages.aclose()  # type: ignore[attr-defined]  # the worker's iterator is a generator
 
     async def resync_cache(self, replica_id: str, client_id: str) -> None:
@@ -96,8 +96,7 @@ class VirtualPool:
         Raises:
             WorkerUnavailableError: It is gone.
         """
-        await self._travel()
-        self._worker(replica_id).resync_cache(client_id)
+        (await self._reach(replica_id)).resync_cache(client_id)
 
     async def reset_prefix_cache(self, replica_id: str, *, preempt_running: bool) -> CacheReset | None:
         """Drop the worker's prefix cache.
@@ -105,8 +104,9 @@ class VirtualPool:
         Raises:
             WorkerUnavailableError: It is gone.
         """
+        worker = await self._reach(replica_id)
         try:
-            return await self._worker(replica_id).reset_prefix_cache(preempt_running=preempt_running)
+            return await worker.reset_prefix_cache(preempt_running=preempt_running)
         except WorkerGoneError as error:
             raise _gone(replica_id, error) from error
 
@@ -116,9 +116,9 @@ class VirtualPool:
         Raises:
             WorkerUnavailableError: It is gone.
         """
-        await self._travel()
+        worker = await self._reach(replica_id)
         try:
-            await self._worker(replica_id).move_out(request_ids, only_waiting=only_waiting)
+            await worker.move_out(request_ids, only_waiting=only_waiting)
         except WorkerGoneError as error:
             raise _gone(replica_id, error) from error
 
@@ -128,8 +128,7 @@ class VirtualPool:
         Raises:
             WorkerUnavailableError: It is gone.
         """
-        await self._travel()
-        return self._worker(replica_id).lean(ROLES[role])
+        return (await self._reach(replica_id)).lean(ROLES[role])
 
     async def drain(self, replica_id: str) -> None:
         """Let the worker drain its requests, and end.
@@ -137,21 +136,24 @@ class VirtualPool:
         Raises:
             WorkerUnavailableError: It is gone.
         """
-        await self._worker(replica_id).drain(moves_out=self._moves_out)
+        await (await self._reach(replica_id)).drain(moves_out=self._moves_out)
 
     async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
-        """Virtual connectors have no faults.
+        """Inject exactly these faults into the loads of a worker; only those of reads and leases have an effect.
 
         Raises:
-            WorkerRefusedError: Always.
+            WorkerUnavailableError: It is gone.
         """
-        raise WorkerRefusedError(f"{replica_id} does not allow {options}", code="faults_not_allowed")
+        (await self._reach(replica_id)).transfers.faults.change(options)
 
     async def _travel(self) -> None:
         await asyncio.sleep(self._model.call_s)
 
-    def _worker(self, replica_id: str) -> VirtualWorker:
+    async def _reach(self, replica_id: str) -> VirtualWorker:
+        """A worker, once a call has arrived there and its process takes it."""
+        await self._travel()
         worker = self.workers[replica_id]
+        await worker.process.running()
         try:
             worker.check()
         except WorkerGoneError as error:

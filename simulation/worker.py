@@ -18,12 +18,15 @@ from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_result import NOTHING_NEW, StepResult
 from kv_transfer.params import PeerIdentity
 from router.roles import ROLES
+from simulation.faults.process import Process
+from simulation.kv.transfers import VirtualFabric, VirtualTransfers
 from simulation.step_runner import Host, VirtualRunner, VirtualThreads
-from simulation.transfers import VirtualFabric, VirtualTransfers
 from simulation.worker_spec import WorkerSpec, layout_of, worker_info
 
 INCARNATION = "1"
 LEASE_TTL_S = 30.0
+STEP_TIMEOUT_S = 10.0
+"""How long an engine with work may make no step before its reports say that it is stalled."""
 
 
 class WorkerGoneError(Exception):
@@ -49,6 +52,7 @@ class VirtualWorker:
         self._host.join(self._cut_step)
         self._loop = fabric.loop
         self._token_times = fabric.token_times
+        self.process = Process(self._loop)
         identity = PeerIdentity(engine_id=spec.name, incarnation=INCARNATION)
         layout = layout_of(machine)
         self.transfers = VirtualTransfers(
@@ -57,6 +61,7 @@ class VirtualWorker:
             layout=layout,
             model=machine.transfer,
             clock=self._loop.time,
+            process=self.process,
             wake=self._wake,
             lease_ttl_s=LEASE_TTL_S,
             streamed=spec.streamed,
@@ -99,8 +104,17 @@ class VirtualWorker:
     def load(self) -> LoadReport:
         """The worker's load report."""
         return self._report.of(
-            self._load, num_peers=self.transfers.num_peers, leaning=self.leaning, is_draining=self._is_draining
+            self._load,
+            num_peers=self.transfers.num_peers,
+            leaning=self.leaning,
+            is_draining=self._is_draining,
+            is_stalled=self._is_stalled,
         )
+
+    @property
+    def _is_stalled(self) -> bool:
+        since_s = self.process.stuck_since_s
+        return since_s is not None and self._loop.time() - since_s > STEP_TIMEOUT_S and not self._is_empty
 
     def lean(self, role: Role) -> str:
         """Prefer a role's work from now on. Returns the role that it preferred before."""
@@ -189,13 +203,14 @@ class VirtualWorker:
             yield StepMessage(deltas=(), load=self._load_for(client_id), cache=self._take_cache(cache))
             while not stream.is_closed:
                 deltas = await stream.take(timeout_s=self.spec.report_period_s)
+                await self.process.running()
                 self.check()
                 load = self._load_for(client_id)
                 yield StepMessage(deltas=tuple(deltas), load=load, cache=self._take_cache(cache))
         finally:
-            if self._streams.get(client_id) is stream:
-                del self._streams[client_id]
-                self._post(partial(self._forget_client, client_id, tuple(self._requests_of.pop(client_id, ()))))
+            leave = partial(self._leave, client_id, stream)
+            if not self.process.keeps(leave):
+                leave()
 
     def resync_cache(self, client_id: str) -> None:
         """Let the next message of a client's stream report the whole prefix cache."""
@@ -230,6 +245,7 @@ class VirtualWorker:
     def close(self) -> None:
         """End the streams, and leave the cluster. Idempotent."""
         self.is_gone = True
+        self.process.go_on()
         self._emptied.set()
         if self._next_turn is not None:
             self._next_turn.cancel()
@@ -275,9 +291,11 @@ class VirtualWorker:
             self._commands.append(command)
             self._wake()
 
-    def _forget_client(self, client_id: str, request_ids: Sequence[str]) -> None:
-        self.core.abort(request_ids)
-        self.core.forget_client(client_id)
+    def _leave(self, client_id: str, stream: ClientStream) -> None:
+        if self._streams.get(client_id) is stream:
+            del self._streams[client_id]
+            self._post(partial(self.core.abort, tuple(self._requests_of.pop(client_id, ()))))
+            self._post(partial(self.core.forget_client, client_id))
 
     def _try_add(self, request: GenerateRequest) -> RequestRefusedError | None:
         if self._is_draining:
@@ -323,6 +341,8 @@ class VirtualWorker:
 
     def _take_turn(self) -> None:
         """Run the queued commands. Then make a step if there is work, else report the load and wait."""
+        if self.is_gone or self.process.keeps_step(self._take_turn):
+            return
         self._next_turn = None
         commands, self._commands = self._commands, []
         for command in commands:
@@ -347,6 +367,8 @@ class VirtualWorker:
         self._end = self._loop.call_at(self._loop.time() if step is None else step.end_s, self._end_step)
 
     def _end_step(self) -> None:
+        if self.process.keeps_step(self._end_step):
+            return
         self._host.step_ends()
         if self.is_gone:
             return

@@ -7,7 +7,6 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 from kv_transfer.connector import (
@@ -20,6 +19,8 @@ from kv_transfer.connector import (
     SchedulerConnector,
     StreamOrder,
 )
+from kv_transfer.fault_options import FaultOptions
+from kv_transfer.faults import FaultPlan
 from kv_transfer.layout import KVLayout
 from kv_transfer.params import Hello, KVTransferParams, PeerIdentity
 from kv_transfer.peer.announcements import Announcements
@@ -28,35 +29,21 @@ from kv_transfer.peer.lease import Completion, LeaseTable
 from kv_transfer.peer.notifications import Announce
 from kv_transfer.peer.scheduler_connector import PeerSchedulerConnector
 from kv_transfer.stats import TransferStats
+from simulation.faults.loads import LoadFault, draw_fault
+from simulation.faults.process import Process
+from simulation.kv.awaited import Renewals, Stream
+from simulation.kv.token_times import TokenTimes
 from simulation.machine import TransferModel
-from simulation.token_times import TokenTimes
 
 HOUSEKEEPING_PERIOD_S = 0.25
 """How often leases are checked, as by a real connector."""
 
 RENEWALS_PER_TTL = 3
+ANSWER_TIMEOUT_S = 5.0
+"""How long a reader waits for a source that does not answer."""
+
 ANNOUNCE_PERIOD_S = 0.05
 """How often the reader of a prompt in host memory is told of new blocks."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Stream:
-    """A prompt that is read while its source computes it. ``held``: our blocks, and the source's block of each."""
-
-    order: StreamOrder
-    epoch: int = 0
-    held: dict[int, int] = field(default_factory=dict)
-    reading: dict[int, int] = field(default_factory=dict)
-    ends_s: float = 0.0
-    num_reads: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class _Renewals:
-    """Leases at peers for which requests here wait, or under which they read."""
-
-    awaited: dict[str, KVTransferParams] = field(default_factory=dict)
-    next_s: float = 0.0
 
 
 class VirtualFabric:
@@ -91,6 +78,7 @@ class VirtualTransfers:
         layout: KVLayout,
         model: TransferModel,
         clock: Callable[[], float],
+        process: Process,
         wake: Callable[[], None],
         lease_ttl_s: float,
         streamed: bool,
@@ -114,16 +102,18 @@ class VirtualTransfers:
         self._clock = clock
         self._wake = wake
         self._renewal_period_s = lease_ttl_s / RENEWALS_PER_TTL
-        self._renewals = _Renewals()
+        self._renewals = Renewals()
         self._random = random.Random(identity.engine_id)
         self._link_free_s = 0.0
+        self._process = process
         self._counters = TransferCounters()
+        self.faults = FaultPlan(FaultOptions(), self._counters)
         self._ended: deque[LoadEnded] = deque()
         self._ended_streams: deque[str] = deque()
         self._loading: set[str] = set()
         self._cancelled: set[str] = set()
-        self._streams: dict[str, _Stream] = {}
-        self._by_request: dict[str, _Stream] = {}
+        self._streams: dict[str, Stream] = {}
+        self._by_request: dict[str, Stream] = {}
         self._num_told_ends = 0
         self._housekeeping: asyncio.TimerHandle | None = None
         self._telling: asyncio.TimerHandle | None = None
@@ -147,7 +137,7 @@ class VirtualTransfers:
             self._await_lease(params)
         for params in orders.passed_on:
             if self._renewals.awaited.pop(params.lease_id, None) is not None:
-                self._at_source(params, _renew(params))
+                self._at_source(params, LeaseTable.renew)
         for stream in orders.streams:
             self._begin_stream(stream)
         for order in orders.loads:
@@ -157,7 +147,7 @@ class VirtualTransfers:
             self._cancel_stream(stream_id)
         for params in orders.releases:
             self._renewals.awaited.pop(params.lease_id, None)
-            self._at_source(params, _abort(params))
+            self._at_source(params, LeaseTable.abort)
 
     def collect(self) -> ConnectorEvents:
         """Take what ended since the last call, each event once."""
@@ -198,16 +188,16 @@ class VirtualTransfers:
         self._fabric.loop.call_at(when_s, self._if_alive, action)
 
     def _if_alive(self, action: Callable[[], object]) -> None:
-        if self.is_alive:
+        if self.is_alive and not self._process.keeps(partial(self._if_alive, action)):
             action()
 
-    def _at_source(self, params: KVTransferParams, action: Callable[[VirtualTransfers], object]) -> None:
-        """Run an action at a peer when a message that is sent now arrives there."""
+    def _at_source(self, params: KVTransferParams, action: Callable[[LeaseTable, str], object]) -> None:
+        """Change a lease at a peer when a message that is sent now arrives there."""
 
         def arrive() -> None:
             source = self._fabric.find(params.source)
             if source is not None:
-                action(source)
+                source._if_alive(lambda: action(source.leases, params.lease_id))
 
         self._at(self._clock() + self._model.latency_s, arrive)
 
@@ -237,13 +227,15 @@ class VirtualTransfers:
             self._wake()
 
     def _look_at_leases(self) -> None:
+        if self._process.keeps(self._look_at_leases):
+            return
         self._housekeeping = None
         self.leases.expire()
         now_s = self._clock()
         if now_s >= self._renewals.next_s:
             self._renewals.next_s = now_s + self._renewal_period_s
             for params in self._renewals.awaited.values():
-                self._at_source(params, _renew(params))
+                self._at_source(params, LeaseTable.renew)
         if self.leases.num_live or self._renewals.awaited:
             self._keep_house()
 
@@ -255,7 +247,8 @@ class VirtualTransfers:
         self._loading.add(order.request_id)
         source = self._fabric.find(params.source)
         if source is None:
-            self._at(now_s, lambda: self._end_load(order, now_s, error="its source is gone"))
+            gone = LoadFault(failed_block_ids=order.block_ids, error="its source is gone")
+            self._at(now_s, lambda: self._end_load(order, now_s, gone))
             return
         latency_s = self._model.latency_s * math.exp(self._model.spread * self._random.gauss(0.0, 1.0))
         num_missing, ready_s, num_streamed = len(order.block_ids), now_s, 0
@@ -269,27 +262,34 @@ class VirtualTransfers:
             ready_s = max(ready_s, self._use_links(source, num_missing, now_s + latency_s))
         self._counters.num_streamed_blocks += num_streamed
         self._counters.num_streamed_bytes += num_streamed * self._block_bytes
-        self._at(ready_s + latency_s, lambda: self._confirm(order, now_s, latency_s))
+        fault = draw_fault(self.faults, order)
+        self._at(ready_s + latency_s + fault.late_s, lambda: self._confirm(order, now_s, latency_s, fault))
 
-    def _confirm(self, order: LoadOrder, begun_s: float, latency_s: float) -> None:
+    def _confirm(self, order: LoadOrder, begun_s: float, latency_s: float, fault: LoadFault) -> None:
         """Tell the source that the read is done; it answers whether the lease was alive until then."""
         source = self._fabric.find(order.params.source)
-        reader = f"{self.identity.engine_id}/{order.request_id}"
-        is_good = source is not None and source.leases.complete(order.params.lease_id, reader=reader) is Completion.OK
-        error = None if is_good else "its lease ended before it was read"
-        self._at(self._clock() + latency_s, lambda: self._end_load(order, begun_s, error=error))
+        lease_id, reader = order.params.lease_id, f"{self.identity.engine_id}/{order.request_id}"
+        if source is not None and source._process.keeps(lambda: source.leases.complete(lease_id, reader=reader)):
+            lost = LoadFault(failed_block_ids=order.block_ids, error="its source is silent")
+            self._at(self._clock() + ANSWER_TIMEOUT_S, lambda: self._end_load(order, begun_s, lost))
+            return
+        if source is not None and fault.ends_lease:
+            source.leases.expire_lease(lease_id)
+        if source is None or source.leases.complete(lease_id, reader=reader) is not Completion.OK:
+            fault = LoadFault(failed_block_ids=order.block_ids, error="its lease ended before it was read")
+        self._at(self._clock() + latency_s, lambda: self._end_load(order, begun_s, fault))
 
-    def _end_load(self, order: LoadOrder, begun_s: float, *, error: str | None) -> None:
+    def _end_load(self, order: LoadOrder, begun_s: float, fault: LoadFault) -> None:
         self._loading.discard(order.request_id)
         self._renewals.awaited.pop(order.params.lease_id, None)
         is_cancelled = order.request_id in self._cancelled
         self._cancelled.discard(order.request_id)
         ended = LoadEnded(
             request_id=order.request_id,
-            failed_block_ids=order.block_ids if error is not None else (),
+            failed_block_ids=fault.failed_block_ids,
             num_bytes=len(order.block_ids) * self._block_bytes,
             duration_s=self._clock() - begun_s,
-            error=error,
+            error=fault.error,
             is_cancelled=is_cancelled,
         )
         self._counters.add_load(ended)
@@ -302,11 +302,11 @@ class VirtualTransfers:
         source = self._fabric.find(order.params.source)
         if source is None or order.gate.is_closed:
             return
-        stream = self._streams[order.stream_id] = self._by_request[order.request_id] = _Stream(order=order)
+        stream = self._streams[order.stream_id] = self._by_request[order.request_id] = Stream(order=order)
         self._counters.num_streams += 1
         self._subscribe(stream)
 
-    def _subscribe(self, stream: _Stream) -> None:
+    def _subscribe(self, stream: Stream) -> None:
         """Subscribe to announcements, and again before the source forgets the subscription."""
         order = stream.order
         source = self._fabric.find(order.params.source)
@@ -323,6 +323,8 @@ class VirtualTransfers:
 
     def _tell(self) -> None:
         """Announce complete blocks to readers. Paced announcements follow in a later call."""
+        if self._process.keeps(self._tell):
+            return
         self._telling = None
         now_s = self._fabric.loop.time()
         for reader, announce in self.announcements.take_due():
@@ -333,7 +335,7 @@ class VirtualTransfers:
     def _reach(self, reader: str, announce: Announce) -> None:
         peer = self._fabric.transfers.get(reader)
         if peer is not None:
-            peer.on_announce(announce, source=self)
+            peer._if_alive(lambda: peer.on_announce(announce, source=self))
 
     def on_announce(self, announce: Announce, *, source: VirtualTransfers) -> None:
         """Read the blocks that a source announces, if a stream here waits for them."""
@@ -358,7 +360,7 @@ class VirtualTransfers:
         stream.ends_s = self._use_links(source, len(read), begin_s)
         self._at(stream.ends_s, lambda: self._end_stream_read(stream, read, announce.epoch))
 
-    def _end_stream_read(self, stream: _Stream, read: dict[int, int], epoch: int) -> None:
+    def _end_stream_read(self, stream: Stream, read: dict[int, int], epoch: int) -> None:
         gate = stream.order.gate
         gate.end_read()
         stream.num_reads -= 1
@@ -371,7 +373,7 @@ class VirtualTransfers:
             self._ended_streams.append(stream.order.stream_id)
             self._wake()
 
-    def _take_stream(self, order: LoadOrder) -> _Stream | None:
+    def _take_stream(self, order: LoadOrder) -> Stream | None:
         stream = self._streams.pop(order.stream_id, None) if order.stream_id is not None else None
         if stream is not None:
             self._forget(stream)
@@ -382,14 +384,6 @@ class VirtualTransfers:
         if stream is not None:
             self._forget(stream)
 
-    def _forget(self, stream: _Stream) -> None:
+    def _forget(self, stream: Stream) -> None:
         if self._by_request.get(stream.order.request_id) is stream:
             del self._by_request[stream.order.request_id]
-
-
-def _renew(params: KVTransferParams) -> Callable[[VirtualTransfers], object]:
-    return lambda source: source.leases.renew(params.lease_id)
-
-
-def _abort(params: KVTransferParams) -> Callable[[VirtualTransfers], object]:
-    return lambda source: source.leases.abort(params.lease_id)
