@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -132,10 +133,14 @@ def run_serve(config: BatonConfig) -> int:
     model = preflight(config)
 
     from cluster.deploy.address_hold import holding_address
+    from cluster.deploy.fork_server.fork_server import fork_server
     from cluster.deploy.serve_env import prepare_environment, session_folder
 
-    with holding_address(config), session_folder(config) as folder:
+    with ExitStack() as while_it_runs:
+        while_it_runs.enter_context(holding_address(config))
+        folder = while_it_runs.enter_context(session_folder(config))
         prepare_environment(config, folder)
+        forks = while_it_runs.enter_context(fork_server(config, folder))
 
         with holding_signals(), loading():
             from cluster.commands.serve import serve as serve_cluster
@@ -143,7 +148,7 @@ def run_serve(config: BatonConfig) -> int:
             from cluster.deploy.ray_home import RayUnavailableError, home_of
 
         try:
-            return serve_cluster(config, model, home_of(config, folder), console)
+            return serve_cluster(config, model, home_of(config, folder, forks), console)
         except (RefusedStartError, RayUnavailableError) as error:
             return fail(str(error), EXIT_BAD_INPUT)
         except StartError as error:

@@ -15,6 +15,7 @@ import psutil
 
 from cluster.chaos.scenario import MEMBERS, Choice, ScenarioError
 from cluster.client import answer_of, code_of
+from cluster.config.names import FORK_SERVER, RAYLET
 
 PARTITION = {"handshake_refused": 1.0, "read_fails": 1.0, "notification_lost": 1.0}
 """Faults that make workers unreachable for each other: no handshake, no read and no notification succeeds."""
@@ -97,7 +98,7 @@ class LiveCluster:
         self._stopped.clear()
 
     async def kill_node(self, row: Row) -> list[Row]:
-        """Kill the raylet above a worker; Ray then ends the rest of its node.
+        """Kill a worker's raylet; Ray then ends the rest of its node.
 
         Returns:
             All workers and routers of that node.
@@ -105,12 +106,12 @@ class LiveCluster:
         Raises:
             ScenarioError: The raylet's process cannot be determined.
         """
-        raylet = ancestor(local_process(row), "raylet")
+        raylet = raylet_of(local_process(row))
         if raylet is None:
-            raise ScenarioError(f"no raylet is above process {row['pid']}")
+            raise ScenarioError(f"process {row['pid']} has no raylet")
         status = await self.status()
         rows = [found for role in MEMBERS for found in members(status, role)]
-        below = {child.pid: child for child in raylet.children(recursive=True)}
+        below = {process.pid: process for process in processes_of(raylet)}
         lost = [found for found in rows if found["pid"] in below and is_here(found)]
         processes = [below[found["pid"]] for found in lost]
         raylet.kill()
@@ -244,13 +245,41 @@ def is_here(row: Row) -> bool:
 
 
 def listening_beside(rows: list[Row], port: int | None) -> list[psutil.Process]:
-    """The processes on this machine that listen on a port, among those below the raylets of these rows."""
+    """The processes on this machine that listen on a port, among those of the raylets of these rows."""
     raylets: set[psutil.Process | None] = set()
     for row in rows:
         with contextlib.suppress(ScenarioError):
-            raylets.add(ancestor(local_process(row), "raylet"))
-    processes = {child for raylet in raylets if raylet is not None for child in raylet.children(recursive=True)}
+            raylets.add(raylet_of(local_process(row)))
+    processes = {process for raylet in raylets if raylet is not None for process in processes_of(raylet)}
     return [process for process in processes if listens_on(process, port)]
+
+
+def raylet_of(process: psutil.Process) -> psutil.Process | None:
+    """The raylet that asked for a process: above it, or beside the fork server that the process is a fork of."""
+    raylet = ancestor(process, RAYLET)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for parent in process.parents() if raylet is None else ():
+            if _is_fork_server(parent):
+                return next((found for found in _beside(parent) if found.name() == RAYLET), None)
+    return raylet
+
+
+def processes_of(raylet: psutil.Process) -> list[psutil.Process]:
+    """The processes below a raylet, and below a fork server beside it."""
+    servers = filter(_is_fork_server, _beside(raylet))
+    return [child for parent in (raylet, *servers) for child in parent.children(recursive=True)]
+
+
+def _beside(process: psutil.Process) -> list[psutil.Process]:
+    """A process and the others that its parent started."""
+    parent = process.parent()
+    return [] if parent is None else parent.children()
+
+
+def _is_fork_server(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return FORK_SERVER in process.cmdline()
+    return False
 
 
 def listens_on(process: psutil.Process, port: int | None) -> bool:

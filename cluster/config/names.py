@@ -1,4 +1,4 @@
-"""The names of a cluster's parts in Ray Serve."""
+"""The names of a cluster's parts in Ray Serve, and of processes."""
 
 from __future__ import annotations
 
@@ -10,3 +10,8 @@ NAMESPACE = "baton"
 
 EFFECTIVE = "effective"
 """The key of Ray's store for the settings that `/server_info` shows."""
+
+FORK_SERVER = "cluster.deploy.fork_server.server"
+"""The module that the process runs which is forked for a private Ray's workers."""
+
+RAYLET = "raylet"

@@ -19,10 +19,11 @@ from ray.serve.context import _get_global_client, _set_global_client
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from cluster.config.config import BatonConfig
-from cluster.config.names import APP_NAME, NAMESPACE
+from cluster.config.names import APP_NAME, NAMESPACE, RAYLET
 from cluster.config.served_model import served_model
 from cluster.deploy.claim import SERVE, Claim, ClaimedError, give_back, take_claim
 from cluster.deploy.deploy_record import forget_deployed, read_deploy_record
+from cluster.deploy.fork_server.fork_server import ForkServer
 from cluster.deploy.patient_start import NotStartedError, patient_ray, start_patiently
 from cluster.deploy.ray_token import TokenRefusedError, check_token
 from cluster.deploy.serve_env import RAY_FOLDER, ray_token_file
@@ -30,8 +31,6 @@ from cluster.deploy.serve_status import applications, delete_application
 from cluster.deploy.started_processes import TERMINATE_TIMEOUT_S, StartedProcesses, is_named, kill_all
 from cluster.plan.placement import logical_cpus, usable_cores, wanted_resources
 from engine.device.core_table import remove_left_over
-
-RAYLET = "raylet"
 
 
 class RayUnavailableError(Exception):
@@ -68,10 +67,20 @@ class PrivateRay:
     """Starts Ray's processes, and makes sure that all of them end.
 
     ``cluster.deploy.serve_env`` must be applied before Ray is imported, since Ray's processes inherit the environment.
+    Its workers are forks of ``fork_server``, if there is one.
     """
 
-    def __init__(self, *, folder: Path, num_cpus: int, object_store_bytes: int, resources: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        num_cpus: int,
+        object_store_bytes: int,
+        resources: Mapping[str, float],
+        fork_server: ForkServer | None = None,
+    ) -> None:
         self._folder = folder
+        self._worker_command = fork_server.command_for if fork_server is not None else str
         self._num_cpus = num_cpus
         self._resources = dict(resources)
         self._object_store_bytes = object_store_bytes
@@ -92,7 +101,7 @@ class PrivateRay:
         """
         self._started = StartedProcesses()
         try:
-            with patient_ray(self._folder):
+            with patient_ray(self._folder, worker_command=self._worker_command):
                 start_patiently(self._start, self.stop, folder=self._folder)
         except NotStartedError as error:
             raise RayUnavailableError(
@@ -348,8 +357,8 @@ def authentication_hint() -> str:
     )
 
 
-def home_of(config: BatonConfig, folder: Path | None) -> RayHome:
-    """The Ray that a configuration asks for; ``folder`` is for the files of a private one."""
+def home_of(config: BatonConfig, folder: Path | None, fork_server: ForkServer | None) -> RayHome:
+    """The Ray that a configuration asks for; ``folder`` and ``fork_server`` are for a private one."""
     if config.address is not None:
         return SharedRay(
             address=config.address, host=config.host, port=config.port, what=served_model(config).at(config)
@@ -360,6 +369,7 @@ def home_of(config: BatonConfig, folder: Path | None) -> RayHome:
         num_cpus=logical_cpus(config, num_cores=usable_cores()),
         object_store_bytes=config.object_store_bytes,
         resources=wanted_resources(config),
+        fork_server=fork_server,
     )
 
 

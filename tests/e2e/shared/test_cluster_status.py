@@ -12,6 +12,8 @@ import httpx
 import psutil
 import pytest
 
+from cluster.chaos.live_cluster import processes_of, raylet_of
+from cluster.config.names import FORK_SERVER, RAYLET
 from tests.support.cluster.cluster import ClusterProcess, run_baton
 from tests.support.cluster.http_completions import wait_for_rest
 
@@ -47,6 +49,23 @@ def test_prefill_and_decode_are_processes_of_the_command(client: httpx.Client, c
 
     assert len(set(pids)) == 2
     assert set(pids) <= {process.pid for process in cluster.processes()}
+
+
+def test_workers_and_routers_are_forks_of_one_process_and_have_a_raylet(
+    client: httpx.Client, cluster: ClusterProcess
+) -> None:
+    status = client.get("/status").json()
+    rows = [*status["routers"], *(replica for pool in status["pools"].values() for replica in pool)]
+    processes = [psutil.Process(row["pid"]) for row in rows]
+
+    (server,) = {process.parent() for process in processes}
+
+    assert server is not None
+    assert FORK_SERVER in server.cmdline()
+    (raylet,) = {raylet_of(process) for process in processes}
+    assert raylet == cluster.process_named(RAYLET)
+    assert raylet is not None
+    assert set(processes) <= set(processes_of(raylet))
 
 
 def test_transferred_bytes_are_the_blocks_of_the_prompt(client: httpx.Client, cluster: ClusterProcess) -> None:
