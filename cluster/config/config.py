@@ -247,7 +247,13 @@ class BatonConfig(Section):
 
     def _checked_engine(self, pool: str) -> EngineConfig:
         try:
-            return self.engine_config(pool, model=Path(), num_threads=1)
+            engine = self.engine_config(pool, model=Path(), num_threads=1)
+            if engine.scheduler.async_scheduling is True and engine.speculative.method != "none":
+                raise ConfigError(
+                    f"async_scheduling true and speculative.method {engine.speculative.method!r} cannot be combined: "
+                    "drafts follow the newest token, which is unknown while a step is in flight; leave one of them out"
+                )
+            return engine
         except ConfigError as error:
             raise ValueError(self.with_keys(str(error), pool)) from error
 

@@ -201,6 +201,10 @@ def test_wrong_flag_is_not_blamed_on_the_file(tmp_path: Path) -> None:
         ),
         ("speculative: {min_match: 9, max_match: 3}", (": speculative.min_match (9) and speculative.max_match (3)",)),
         ("speculative: {num_tokens: 0}", (": speculative.num_tokens must be auto or 1 to 64, got 0",)),
+        (
+            "decode: {scheduler: {async_scheduling: true}}\nspeculative: {method: ngram}",
+            (": decode.scheduler.async_scheduling true", "speculative.method 'ngram'", "leave one of them out"),
+        ),
         ("router: {prefill_policy: foo}", (": router.prefill_policy must be one of kv_usage, ", "got 'foo'")),
         ("kv_transfer: {connector: inproc}", ("inproc", "nixl")),
         ("kv_transfer: {connector: chain, chain: [host, inproc], host_bytes: 9}", ("chain", "inproc", "nixl")),
