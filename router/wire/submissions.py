@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import weakref
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -31,8 +32,7 @@ class _Lane:
 class Submissions:
     """Submits requests, in order for each replica. A lane stays until the next request needs a new one.
 
-    A replica gets an id once, apart from an early notice and the request that follows it: so the abort of a request
-    whose answer comes too late ends no other run.
+    A replica gets an id once, apart from an early notice and the request that follows it: these have the same id.
     """
 
     def __init__(self, workers: WorkerPool, aborts: AbortSender, *, timeout_s: float) -> None:
@@ -41,6 +41,9 @@ class Submissions:
         self._timeout_s = timeout_s
         self._lanes: dict[str, _Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        # The newest answer of each request at each replica. Weak: an entry goes when the caller drops the future, which
+        # it does when the request ends there.
+        self._last: weakref.WeakValueDictionary[tuple[str, str], Answer] = weakref.WeakValueDictionary()
 
     def submit(self, replica_id: str, request: GenerateRequest) -> Answer:
         """Add a request to a replica's engine.
@@ -48,6 +51,7 @@ class Submissions:
         Returns:
             A future of the engine's refusal, or of None if it accepted. It fails with WorkerUnavailableError if the
             replica is gone or does not answer. If it is cancelled, the request is not sent, or is aborted if it was.
+            Keep a reference while the request runs: otherwise a late answer to its early notice would abort it.
         """
         answer: Answer = asyncio.get_running_loop().create_future()
         lane = self._lanes.get(replica_id)
@@ -58,6 +62,7 @@ class Submissions:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         lane.waiting.append((request, answer))
+        self._last[replica_id, request.request_id] = answer
         return answer
 
     async def close(self) -> None:
@@ -105,8 +110,26 @@ class Submissions:
             )
         for index, (request, answer) in enumerate(batch):
             if answer.done():
-                self._aborts.abort(replica_id, request.request_id)  # its caller gave up before the answer came
+                self._end(replica_id, request.request_id, answer)
             elif error is not None:
                 answer.set_exception(error)
             else:
                 answer.set_result(refusals[index])
+
+    def _end(self, replica_id: str, request_id: str, answer: Answer) -> None:
+        """Abort what was submitted, whose caller gave up before the answer came.
+
+        If that was an early notice, and the request itself was submitted since, an abort would end the request. So this
+        waits for the newer answer. If the replica accepted the request, the notice has become it and nothing is
+        aborted. If it refused it, the notice may still be there, and is aborted.
+        """
+        newer = self._last.get((replica_id, request_id))
+        if newer is None or newer is answer:
+            self._aborts.abort(replica_id, request_id)
+            return
+
+        def on_answer(ended: Answer) -> None:
+            if ended.cancelled() or ended.exception() is not None or ended.result() is not None:
+                self._end(replica_id, request_id, ended)
+
+        newer.add_done_callback(on_answer)

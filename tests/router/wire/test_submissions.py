@@ -74,6 +74,41 @@ async def test_late_answer_ends_its_own_run_and_not_the_one_that_was_sent_meanwh
     assert bench.workers[0].aborted == ["a"]
 
 
+@pytest.mark.parametrize("is_linked", [False, True])
+async def test_late_answer_to_a_notice_does_not_end_its_request(is_linked: bool) -> None:
+    """A replica hung while the notice was on its way, and the request itself came meanwhile."""
+    bench = Bench()
+    bench.workers.is_linked = is_linked
+    first = bench.submit("a")
+    await until(lambda: bench.workers.calls == [["a"]])
+    first.cancel()
+    second = bench.submit("a")
+    await asyncio.sleep(0)
+    bench.workers.may_enter.set()
+
+    assert await second is None
+    await asyncio.sleep(0)
+    await bench.aborts.flush()
+    assert bench.workers.calls == [["a"], ["a"]]
+    assert bench.workers[0].aborted == []
+
+
+async def test_late_answer_to_a_notice_ends_it_if_its_request_was_refused() -> None:
+    bench = Bench()
+    first = bench.submit("a")
+    await until(lambda: bench.workers.calls == [["a"]])
+    first.cancel()
+    second = bench.submit("a")
+    await asyncio.sleep(0)
+    bench.workers.refused.add("a")
+    bench.workers.may_enter.set()
+
+    assert await second is not None
+    await asyncio.sleep(0)
+    await bench.aborts.flush()
+    assert bench.workers[0].aborted == ["a"]
+
+
 async def test_closing_ends_every_call_under_way() -> None:
     bench = Bench()
     bench.workers.is_linked = True
