@@ -31,6 +31,6 @@ def test_no_worker_is_idle_while_prompts_wait_at_others() -> None:
         return fmean(draw.values()[name] for draw in found)
 
     assert mean(moving, "num_failed") == mean(staying, "num_failed") == 0
-    assert mean(moving, "seconds") < 0.8 * mean(staying, "seconds")
-    assert mean(moving, "utilisation") > 85.0 > 65.0 > mean(staying, "utilisation")
-    assert mean(moving, "ttft_p99_ms") < 0.8 * mean(staying, "ttft_p99_ms")
+    assert mean(moving, "seconds") < 0.9 * mean(staying, "seconds")
+    assert mean(moving, "utilisation") > 85.0 > 80.0 > mean(staying, "utilisation")
+    assert mean(moving, "ttft_p99_ms") < 0.9 * mean(staying, "ttft_p99_ms")

@@ -268,7 +268,7 @@ def test_what_is_no_layout_is_refused(text: str, message: str) -> None:
 
 
 def test_elastic_workers_need_a_promise() -> None:
-    with pytest.raises(LayoutError, match=r"elastic:4 works .* give --ttft-ms, --itl-ms or both"):
+    with pytest.raises(LayoutError, match=r"elastic:4 needs a promise: give --ttft-ms, --itl-ms or both"):
         parse_layouts("elastic:4", CPU_CORE, NO_PROMISE)
 
 

@@ -43,7 +43,7 @@ class TierMachine(RuleBasedStateMachine):
     @initialize(num_slots=st.sampled_from((4, 12, 24)), windows=WINDOWS)
     def start(self, num_slots: int, windows: tuple[int | None, ...]) -> None:
         self.world = KVWorld("inproc", tiers=(self.tier_name,))
-        spec = self.world.spec("engine", windows=windows, **{f"num_{self.tier_name}_blocks": num_slots})
+        spec = self.world.spec("engine", windows=windows, num_tier_blocks=num_slots)
         self.engine = self.world.make_reader(spec)
         scheduler = self.engine.connector.scheduler
         assert isinstance(scheduler.source, ChainSource)
