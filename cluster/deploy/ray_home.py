@@ -28,7 +28,7 @@ from cluster.deploy.patient_start import NotStartedError, patient_ray, start_pat
 from cluster.deploy.ray_token import TokenRefusedError, check_token
 from cluster.deploy.serve_env import RAY_FOLDER, ray_token_file
 from cluster.deploy.serve_status import applications, delete_application
-from cluster.deploy.started_processes import TERMINATE_TIMEOUT_S, StartedProcesses, is_named, kill_all
+from cluster.deploy.started_processes import TERMINATE_TIMEOUT_S, StartedProcesses, is_named, is_worker, kill_all
 from cluster.plan.placement import logical_cpus, usable_cores, wanted_resources
 from engine.device.core_table import remove_left_over
 
@@ -143,11 +143,14 @@ class PrivateRay:
         kill_all(self._processes())
 
     def stop(self) -> None:
-        """End every process that came with Ray: ask them to end, then kill them."""
-        started = self._processes()
+        """End every process that came with Ray: ask Ray's own to end, then kill what is left.
+
+        A raylet that ends kills its workers, but not forks: these would end by themselves, a second later.
+        """
+        own = [process for process in self._processes() if not is_worker(process)]
         _set_global_client(None)  # type: ignore[no-untyped-call]  # the client of a Serve that ends, so that the next start gets a new one
         ray.shutdown()
-        psutil.wait_procs(started, timeout=TERMINATE_TIMEOUT_S)
+        psutil.wait_procs(own, timeout=TERMINATE_TIMEOUT_S)
         kill_all(self._processes())
         remove_left_over()
 

@@ -9,6 +9,9 @@ import sys
 import psutil
 
 TERMINATE_TIMEOUT_S = 5.0
+WORKER_PREFIX = "ray::"
+"""Ray's workers name themselves so, and then by what they run."""
+
 PR_SET_CHILD_SUBREAPER = 36
 """From linux/prctl.h: descendants of this process that lose their parent become its children, not those of init."""
 
@@ -34,6 +37,14 @@ def is_named(process: psutil.Process, name: str) -> bool:
     """True when a process has this name; False when it has ended."""
     try:
         return process.name() == name
+    except psutil.NoSuchProcess:
+        return False
+
+
+def is_worker(process: psutil.Process) -> bool:
+    """True for a process that runs an actor or a task of Ray, or waits for one; False when it has ended."""
+    try:
+        return process.name().startswith(WORKER_PREFIX)
     except psutil.NoSuchProcess:
         return False
 
