@@ -19,6 +19,8 @@ from benchmarks.served import served_stage
 from engine.contract.promise import Promise
 from router.scaling_rules import PoolBounds, ScalingRules
 from simulation.machine import CPU_CORE
+from tests.support.cluster.cluster import is_ready
+from tests.support.engine.kv_engine import wait_until
 
 NUM_TOKENS = 3
 
@@ -40,7 +42,10 @@ def paced_url(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "baton.yaml").write_text(yaml.safe_dump(config))
     environment = {MACHINE_VARIABLE: CPU_CORE.name}
     with served_stage("benchmarks.scaling_parts.stage", str(tmp_path / "baton.yaml"), environment=environment) as pid:
-        yield f"http://127.0.0.1:{config['port']}"
+        url = f"http://127.0.0.1:{config['port']}"
+        with httpx.Client(trust_env=False) as client:  # the stage serves; its router may not know the worker yet
+            wait_until(lambda: is_ready(client, url))
+        yield url
         processes = psutil.Process(pid).children(recursive=True)
     _, alive = psutil.wait_procs(processes, timeout=120.0)
     assert not alive
