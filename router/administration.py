@@ -123,8 +123,7 @@ class Administration:
         if not self._is_elastic:
             raise InvalidRequestError(
                 "workers cannot change the role that they prefer, because this cluster has roles: fixed; configure "
-                "roles: "
-                "elastic to allow it",
+                "roles: elastic to allow it",
                 code="roles_are_fixed",
             )
         pool, replica = self._find(name)

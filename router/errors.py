@@ -198,8 +198,7 @@ class TooManyPipelinedError(RouterError):
     def __init__(self, *, max_num_pipelined: int) -> None:
         super().__init__(
             f"a connection may send at most {max_num_pipelined} further requests while it waits for an answer: read "
-            "the "
-            "answers first, or open another connection"
+            "the answers first, or open another connection"
         )
 
 
@@ -248,8 +247,7 @@ class AdminClosedError(RouterError):
     def __init__(self) -> None:
         super().__init__(
             "the admin API is disabled: configure an admin key (security.admin_keys), and set router.admin_api to true "
-            "if "
-            "it is false"
+            "if it is false"
         )
 
 
@@ -274,8 +272,7 @@ class OriginNotAllowedError(RouterError):
     def __init__(self, *, origin: str) -> None:
         super().__init__(
             f"web pages from {origin[:80]!r} (the header Origin) may not call this API, because it requires no key; "
-            "add "
-            "the origin to security.cors_allow_origins"
+            "add the origin to security.cors_allow_origins"
         )
 
 
@@ -374,8 +371,8 @@ class TraceNotFoundError(RouterError):
     def __init__(self, *, request_id: str) -> None:
         super().__init__(
             f"there is no trace of a request {request_id[:200]!r}: a router keeps the last router.trace_requests "
-            "traces "
-            "of a share router.trace_sample_rate of all requests; the id must be the X-Request-Id of the answer or the "
+            "traces of a share router.trace_sample_rate of all requests; the id must be the X-Request-Id of the "
+            "answer or the "
             "id in its body",
             param="request_id",
         )

@@ -79,8 +79,7 @@ def _connected(address: str, lost: type[Exception]) -> Iterator[None]:
     except (RayError, RayServeException) as error:
         raise lost(
             f"the Ray at {address} stopped answering: {last_line(error)}; Serve keeps what was deployed until then: "
-            "check "
-            "`ray status` there, and run the command again"
+            "check `ray status` there, and run the command again"
         ) from error
     finally:
         ray.shutdown()
@@ -173,8 +172,7 @@ def _refuse_over(before: DeployRecord, config: BatonConfig, model: ServedModel, 
     if not before.configs:
         raise RefusedStartError(
             f"a Baton cluster runs on the Ray at {address}, but its model is not known, probably because another "
-            "version "
-            f"of Baton deployed it: {shutdown_first}"
+            f"version of Baton deployed it: {shutdown_first}"
         )
     forbidden = dict.fromkeys(change for old in before.configs for change in forbidden_changes(old, config))
     if forbidden:
@@ -187,8 +185,7 @@ def _refuse_over(before: DeployRecord, config: BatonConfig, model: ServedModel, 
     if digest and digest != model.digest():
         raise RefusedStartError(
             f"the files in {model.path} have changed since they were deployed: new workers would give other answers "
-            "than "
-            f"the running ones; put the old files back, or {shutdown_first}"
+            f"than the running ones; put the old files back, or {shutdown_first}"
         )
 
 

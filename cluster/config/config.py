@@ -220,8 +220,8 @@ class BatonConfig(Section):
         if self.http_proxy in ("none", "haproxy") and self.address is not None:
             raise ValueError(
                 f"http_proxy {self.http_proxy!r} only works on the private Ray of `baton serve`: on an existing Ray "
-                "(address, "
-                "or `baton deploy`) routers may be on any machine, where Serve's proxies find them, and HAProxy is "
+                "(address, or `baton deploy`) routers may be on any machine, where Serve's proxies find them, and "
+                "HAProxy is "
                 "chosen when Ray starts; leave http_proxy out"
             )
         if transfer.peer_source not in CLUSTER_PEER_SOURCES:
@@ -235,8 +235,7 @@ class BatonConfig(Section):
                 raise ValueError(
                     f"kv_transfer.{tier.size_key} is {tier.num_bytes(transfer)}, but {pool}.cache."
                     f"enable_prefix_caching is false: the {tier.name} tier stores what the prefix cache evicts; enable "
-                    "it, "
-                    f"or leave {tier.size_key} out"
+                    f"it, or leave {tier.size_key} out"
                 )
         return self
 

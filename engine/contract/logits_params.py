@@ -82,8 +82,7 @@ async def _read_bad_words(given: list[str], vocabulary: Vocabulary) -> tuple[tup
         longest = max(given, key=len)[:MAX_NUM_NAMED_CHARACTERS]
         vocabulary.refuse(
             f"its {len(given)} words, with and without a space before them, have {num_tokens} tokens together, the "
-            "limit "
-            f"is {MAX_NUM_BAD_WORDS_TOKENS}: give fewer or shorter words, the longest is {longest!r}",
+            f"limit is {MAX_NUM_BAD_WORDS_TOKENS}: give fewer or shorter words, the longest is {longest!r}",
             param="bad_words",
         )
     return tuple(words)
