@@ -372,8 +372,7 @@ class TraceNotFoundError(RouterError):
         super().__init__(
             f"there is no trace of a request {request_id[:200]!r}: a router keeps the last router.trace_requests "
             "traces of a share router.trace_sample_rate of all requests; the id must be the X-Request-Id of the "
-            "answer or the "
-            "id in its body",
+            "answer or the id in its body",
             param="request_id",
         )
 

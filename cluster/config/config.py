@@ -221,8 +221,7 @@ class BatonConfig(Section):
             raise ValueError(
                 f"http_proxy {self.http_proxy!r} only works on the private Ray of `baton serve`: on an existing Ray "
                 "(address, or `baton deploy`) routers may be on any machine, where Serve's proxies find them, and "
-                "HAProxy is "
-                "chosen when Ray starts; leave http_proxy out"
+                "HAProxy is chosen when Ray starts; leave http_proxy out"
             )
         if transfer.peer_source not in CLUSTER_PEER_SOURCES:
             raise ValueError(
