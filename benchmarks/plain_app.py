@@ -36,6 +36,13 @@ class PlainGenerator:
             yield WORD
 
 
+class Nothing:
+    """A deployment that does nothing, in front of others."""
+
+    def __init__(self, *others: DeploymentHandle[Any]) -> None:
+        """Keep nothing."""
+
+
 _two_hops = FastAPI()
 _one_hop = FastAPI()
 

@@ -1,9 +1,10 @@
 """One Serve application with simulated workers, in a process of its own with a Ray of its own.
 
-    python -m benchmarks.serve_stage baton|two_hops|one_hop default|optimized|haproxy|direct PORT
+    python -m benchmarks.serve_stage baton|two_hops|one_hop|nothing default|optimized|haproxy|direct PORT
 
 Serve reads its settings when it is imported, so each combination needs its own process. With ``direct`` Baton's router
-listens itself. Prints ``ready``, then serves until its standard input ends.
+listens itself. ``nothing`` is three deployments that do nothing. Prints ``ready``, then serves until its standard input
+ends.
 """
 
 from __future__ import annotations
@@ -83,12 +84,15 @@ def cluster_of(config: BatonConfig, worker: type[Any]) -> Any:
 def _application(kind: str, config: BatonConfig) -> Any:
     from ray import serve
 
-    from benchmarks.plain_app import PlainGenerator, PlainOneHop, PlainTwoHops
+    from benchmarks.plain_app import Nothing, PlainGenerator, PlainOneHop, PlainTwoHops
     from benchmarks.token_workers import TokenWorker
 
     if kind == "baton":
         return cluster_of(config, TokenWorker)
     options = {"max_ongoing_requests": 10_000, "ray_actor_options": {"num_cpus": 0.1}}
+    if kind == "nothing":
+        parts = [serve.deployment(name=f"nothing_{number}", **options)(Nothing) for number in range(3)]
+        return parts[0].bind(parts[1].bind(), parts[2].bind())
     if kind == "one_hop":
         return serve.deployment(**options)(PlainOneHop).bind()
     generator = serve.deployment(**options)(PlainGenerator).bind()
