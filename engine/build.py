@@ -139,7 +139,7 @@ def worker_info(
         block_bytes=facts.layout.block_bytes,
         max_model_len=facts.max_model_len,
         vocab_size=facts.vocab_size,
-        device=facts.memory.value,
+        device=facts.device,
         dtype=facts.layout.dtype,
         stream_chunk_tokens=stream_chunk_tokens,
         transport=transport,

@@ -245,14 +245,13 @@ class VirtualTransfers:
         params, now_s = order.params, self._clock()
         self._await_lease(params)
         self._loading.add(order.request_id)
-        source = self._fabric.find(params.source)
+        source, stream = self._fabric.find(params.source), self._take_stream(order)
         if source is None:
             gone = LoadFault(failed_block_ids=order.block_ids, error="its source is gone")
             self._at(now_s, lambda: self._end_load(order, now_s, gone))
             return
         latency_s = self._model.latency_s * math.exp(self._model.spread * self._random.gauss(0.0, 1.0))
         num_missing, ready_s, num_streamed = len(order.block_ids), now_s, 0
-        stream = self._take_stream(order)
         if stream is not None:
             covered = stream.held | stream.reading if stream.epoch == params.epoch else {}
             wanted = zip(order.block_ids, order.source_block_ids, strict=True)

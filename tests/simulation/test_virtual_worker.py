@@ -257,3 +257,20 @@ def test_a_warm_up_is_served_before_and_does_not_count() -> None:
     assert len(warm.outcomes) == 1
     assert warm.outcomes[0].ttft_s < cold.outcomes[0].ttft_s - 150 * 0.0005
     assert sum(warm.busy_s) < sum(cold.busy_s)
+
+
+def test_source_that_dies_during_a_hand_over_leaves_no_stream_at_the_reader() -> None:
+    prompt_s = 4 * (0.01 + 64 * 0.0005)
+
+    async def left(killed_after_s: float) -> int:
+        async with virtual_cluster(apart(2, 1, SMALL, chunk=64)) as cluster:
+            answer = asyncio.ensure_future(cluster.ask(arrivals((0.0, 256, 4))[0]))
+            await asyncio.sleep(killed_after_s)
+            for worker in cluster.workers.values():
+                if worker.spec.role == "prefill" and worker.transfers.leases.num_live:
+                    worker.kill()
+            assert (await answer).error is None
+            await cluster.rest()
+            return sum(len(worker.transfers._streams) for worker in cluster.workers.values() if not worker.is_gone)
+
+    assert [run_virtually(left(prompt_s + late / 5e3)) for late in range(60)] == [0] * 60

@@ -51,7 +51,7 @@ async def test_status_is_made_of_the_workers_answer() -> None:
         block_bytes=1024,
         max_model_len=64,
         vocab_size=100,
-        device="DRAM",
+        device="cpu",
         dtype="float32",
     )
 

@@ -51,7 +51,7 @@ def test_a_worker_tells_others_what_its_executor_said(checkpoint: Callable[[str]
     assert (info.num_threads, info.thread_speedup) == (built.facts.num_threads, built.facts.thread_speedup)
     assert (info.num_blocks, info.block_size) == (70, built.facts.layout.block_size)
     assert (info.vocab_size, info.max_model_len) == (built.facts.vocab_size, built.facts.max_model_len)
-    assert (info.device, info.dtype) == ("DRAM", "float32")
+    assert (info.device, info.dtype) == ("cpu", "float32")
 
 
 def test_an_engine_around_an_executor_is_the_one_that_is_built_from_settings(
