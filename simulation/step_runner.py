@@ -33,7 +33,7 @@ class StepNoise:
     def __init__(self, spread: float, *, skew: float = 1.0, seed: int) -> None:
         self._spread = spread
         self._above, self._below = spread * skew, spread / skew
-        self._mean = _half_mean(self._above) + _half_mean(-self._below)
+        self._mean = mean_noise(spread, skew)
         self._source = np.random.default_rng(seed)
         self._waiting: FloatArray = np.empty(0)
         self._at = 0
@@ -53,6 +53,11 @@ class StepNoise:
         """Consume the factors of ``num_steps`` steps that were made."""
         if self._spread:
             self._at += num_steps
+
+
+def mean_noise(spread: float, skew: float) -> float:
+    """The mean of the factors of ``StepNoise`` if their median is 1."""
+    return _half_mean(spread * skew) + _half_mean(-spread / skew)
 
 
 def _half_mean(spread: float) -> float:

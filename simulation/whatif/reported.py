@@ -14,6 +14,7 @@ from engine.contract.step_time import FIRST_CORE_GAIN, StepTimeModel
 from router.pool.replica import KNOWN_PROMPT_TOKENS
 from router.scaling.group import MIN_STREAM_TOKENS
 from simulation.machine import CPU_HOST, GPU, Machine, MachineFileError, TransferModel
+from simulation.step_runner import mean_noise
 from simulation.whatif.calibration import Calibration
 
 KNOWN_TRANSFERS: Final = 8
@@ -22,8 +23,16 @@ KNOWN_TRANSFERS: Final = 8
 MESSAGES_OF_READ: Final = 3
 """How many messages a read of KV takes: the request, "done", and its acknowledgement."""
 
-MEAN_OF_DEVIATION: Final = 0.8
-"""Mean absolute value of normally distributed errors, divided by their standard deviation."""
+MEAN_OF_DEVIATION: Final = 0.7
+"""A worker's mean error, divided by the standard deviation of its noise: 0.8 for normally distributed errors, less
+since they are relative to the longer time. Skewed ones are as many times larger as the mean of the skew and its inverse
+says.
+"""
+
+SHARE_UNSEEN: Final = 0.6
+"""Workers count steps that something delayed less. So their prices are lower than those of mean steps, by this power of
+the mean noise. Both were found with known prices and noise.
+"""
 
 
 class ReportedWorker(BaseModel):
@@ -73,15 +82,18 @@ def reported_calibration(name: str, workers: Sequence[ReportedWorker]) -> Calibr
     num_own_cores = 1 if first.shared_gpu else first.num_threads
     shares = first.borrows_cores and num_on_host > 1 and num_own_cores > 0
     most_cores = first.num_host_cores / num_own_cores if shares else 1.0
+    skew = typical.step_skew
+    noise = own.error / (MEAN_OF_DEVIATION * (skew + 1.0 / skew) / 2.0)
+    mean = mean_noise(noise, skew) ** SHARE_UNSEEN
     machine = Machine(
         name=name,
-        step_time=_plain(own.on(most_cores)),
-        shared_step_time=_plain(own) if shares else None,
+        step_time=_mean_prices(own.on(most_cores), mean),
+        shared_step_time=_mean_prices(own, mean) if shares else None,
         workers_per_host=num_on_host if shares else 1,
         transfer=_transfer(workers, typical.transfer),
         router=typical.router,
-        step_noise=own.error / MEAN_OF_DEVIATION,
-        step_skew=typical.step_skew,
+        step_noise=noise,
+        step_skew=skew,
         kv_bytes_per_token=max(1, first.block_bytes // first.block_size),
         block_size=first.block_size,
         num_blocks=min(worker.num_blocks for worker in known),
@@ -92,7 +104,9 @@ def reported_calibration(name: str, workers: Sequence[ReportedWorker]) -> Calibr
 
 
 def _mean_step_time(workers: Sequence[ReportedWorker]) -> StepTimeModel:
-    """Prices on a worker's own cores: means over workers, weighted by how much of the priced work each has computed."""
+    """Prices on a worker's own cores: means over workers, weighted by how much of the priced work each has computed.
+    Errors are weighted by steps: that of a worker which made few is 1, as it predicted none.
+    """
     models = [worker.step_time.on(1.0) for worker in workers]
     prompts = [worker.num_prompt_tokens for worker in workers]
     answers = [worker.num_answer_tokens for worker in workers]
@@ -103,15 +117,24 @@ def _mean_step_time(workers: Sequence[ReportedWorker]) -> StepTimeModel:
         context_token_s=fmean([model.context_token_s for model in models], answers),
         prompt_token_s=fmean([model.prompt_token_s for model in models], prompts),
         prompt_read_s=fmean([model.prompt_read_s for model in models], prompts),
-        error=fmean(model.error for model in models),
+        error=fmean([model.error for model in models], [model.num_steps for model in models]),
         num_steps=sum(model.num_steps for model in models),
         core_gain=fmean(gains) if gains else FIRST_CORE_GAIN,
     )
 
 
-def _plain(model: StepTimeModel) -> StepTimeModel:
-    """Only the prices. The machine says for how many cores they are valid."""
-    return replace(model, cores=1.0, core_gain=None)
+def _mean_prices(model: StepTimeModel, mean: float) -> StepTimeModel:
+    """Only the prices, and those of mean steps. The machine says for how many cores they are valid."""
+    return replace(
+        model,
+        base_s=mean * model.base_s,
+        row_s=mean * model.row_s,
+        context_token_s=mean * model.context_token_s,
+        prompt_token_s=mean * model.prompt_token_s,
+        prompt_read_s=mean * model.prompt_read_s,
+        cores=1.0,
+        core_gain=None,
+    )
 
 
 def _transfer(workers: Sequence[ReportedWorker], typical: TransferModel) -> TransferModel:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 from pydantic import TypeAdapter
 
 from engine.contract.promise import NO_PROMISE, Promise
-from engine.contract.step_time import StepTimeModel
+from engine.contract.step_time import StepTimeModel, StepWork
+from engine.scheduler.policy.step_time_fit import StepTimeFit
 from router.report.counters import RouterCounters
 from router.report.router_report import KnownRouter, RouterReport
 from router.report.status import cluster_status
@@ -19,6 +22,7 @@ from simulation.layout import Layout, apart, elastic, unified
 from simulation.loads import LoadSpec, make_load
 from simulation.machine import CPU_CORE, CPU_HOST, GPU, Machine, MachineFileError
 from simulation.outcome import figures
+from simulation.step_runner import StepNoise
 from simulation.virtual_loop import run_virtually
 from simulation.whatif.reported import ReportedWorker, reported_calibration
 
@@ -83,6 +87,7 @@ def test_workers_that_borrow_cores_are_known_alone_and_beside_each_other() -> No
     machine = reported_calibration("here", reported_by(elastic(2, SHARED, PROMISE))).machine
 
     assert machine.workers_per_host == 2
+    assert machine.step_noise == pytest.approx(SHARED.step_noise, rel=0.5)
     assert_like(machine, SHARED, prices=("base_s", "prompt_token_s"))
     assert machine.shared_step_time is not None
     assert SHARED.shared_step_time is not None
@@ -90,6 +95,34 @@ def test_workers_that_borrow_cores_are_known_alone_and_beside_each_other() -> No
         assert getattr(machine.shared_step_time, name) == pytest.approx(
             getattr(SHARED.shared_step_time, name), rel=0.25
         )
+
+
+def fitted(machine: Machine, *, seed: int) -> StepTimeModel:
+    """What a worker learns of the machine from 900 steps of all kinds."""
+    source, noise = random.Random(seed), StepNoise(machine.step_noise, skew=machine.step_skew, seed=seed)
+    fit = StepTimeFit()
+    for _ in range(900):
+        num_rows, num_prompt = source.randrange(1, 8), source.choice((0, 0, 0, 0, source.randrange(20, 800)))
+        work = StepWork(num_rows, num_rows * source.uniform(50, 400), num_prompt, num_prompt**2 / 2)
+        fit.note(work, machine.step_time.seconds(work) * float(noise.next(1)[0]))
+        noise.use(1)
+    return fit.model
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.2])
+def test_delays_that_workers_count_little_are_part_of_a_mean_step(noise: float) -> None:
+    real = replace(MACHINE, step_noise=noise, step_skew=CPU_HOST.step_skew)
+    row = reported_by(unified(1, MACHINE))[0].model_copy(update={"device": "cpu"})
+
+    found = [
+        reported_calibration("here", [row.model_copy(update={"step_time": fitted(real, seed=seed)})]).machine
+        for seed in range(8)
+    ]
+
+    assert fmean(machine.step_noise for machine in found) == pytest.approx(noise, rel=0.15)
+    for work in (StepWork(3, 700.0), StepWork(1, 200.0, 300.0, 45_000.0)):
+        mean_s = fmean(machine.step_time.seconds(work) for machine in found)
+        assert mean_s == pytest.approx(real.step_time.seconds(work), rel=0.03)
 
 
 def test_workers_that_share_a_gpu_are_known_as_those_that_share_cores() -> None:
