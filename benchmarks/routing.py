@@ -61,7 +61,7 @@ SETTINGS = RouterSettings(
     unresponsive_after_s=7200.0,
     stream_silence_timeout_s=7200.0,
     max_mirrored_blocks=2_000_000,
-    roles="fixed",
+    roles="elastic",
 )
 
 

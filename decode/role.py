@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from engine.contract.role import LoadMeasure, Role
+from engine.contract.role import LoadMeasure, Role, Work
 
 DECODE = Role(
     name="decode",
+    prefers=(Work.STREAM,),
     measure=LoadMeasure.KV_USAGE,
     policy="kv_usage",
-    hands_over_to=("decode",),
-    decodes=True,
     prompt_share=0.25,
 )

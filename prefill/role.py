@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from engine.contract.role import LoadMeasure, Role
+from engine.contract.role import LoadMeasure, Role, Work
 
 PREFILL = Role(
     name="prefill",
+    prefers=(Work.PROMPT,),
     measure=LoadMeasure.QUEUED_TOKENS,
     policy="prefix",
-    hands_over_to=("decode",),
-    decodes=False,
     prompt_share=1.0,
 )

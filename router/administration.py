@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.contract.messages import CacheReset
+from engine.contract.role import Work
 from kv_transfer.fault_options import FaultOptions
 from router.balance.rebalancer import Rebalancer
 from router.errors import InvalidRequestError, NoReplicaError, UnknownReplicaError
 from router.pool.replica import Replica
 from router.pool.role_view import RoleReplicas
 from router.pool.workers import WorkerError, WorkerRefusedError
+from router.roles import role_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +103,8 @@ class Administration:
             )
         if wanted is not None and not self._rebalancer.knows(wanted):
             raise InvalidRequestError(
-                f"{wanted} only computes prompts, because roles are fixed: name a decode worker in 'to', or leave it "
-                "out",
+                f"{wanted} only computes prompts, because roles are fixed: name a {role_for(Work.STREAM).name} worker "
+                "in 'to', or leave it out",
                 code="wrong_role",
                 param="to",
             )

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.contract.messages import GenerateRequest, SamplingParams, WorkerInfo
+from engine.contract.role import Work
 from router.administration import Administration
 from router.attentive_clock import AttentiveClock
 from router.balance.leaning_control import LeaningControl
@@ -32,6 +33,7 @@ from router.request.generation import Generation
 from router.request.orchestrator import Orchestrator
 from router.request.text_output import TextOutput
 from router.request.text_request import TextRequest
+from router.roles import role_for
 from router.scaling.control import ScalingControl
 from router.settings import RouterSettings
 from router.stored_responses.directory import ResponseDirectory
@@ -48,7 +50,7 @@ from router.tools.reasoning import ReasoningFormat
 from router.tools.registry import reasoning_format, tool_format
 from router.tools.tool_format import ToolFormat
 from router.trace.directory import trace_directory
-from router.wire.linked_calls import make_links, role_views
+from router.wire.linked_calls import link_for, make_links, role_views
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -93,7 +95,8 @@ class RouterService:
         self.counters, self._clock = RouterCounters(), AttentiveClock(max_gap_s=2 * self._refresh_period_s())
         self._links = make_links(pools, settings=self.settings, clock=self._clock)
         self._pools = tuple(dict.fromkeys(link.pool for link in self._links.values()))
-        self.prefill_pool, self.decode_pool = self._links["prefill"].pool, self._links["decode"].pool
+        self.role_views = role_views(self._links)
+        self.prefill_pool, self.decode_pool = (link_for(self._links, work).pool for work in Work)
         self.metrics = RouterMetrics(self.counters)
         streams = LiveStreams()
         self.traces = trace_directory(self.settings, peers, model=model_name, router_id=self.router_id, tracer=tracer)
@@ -114,7 +117,7 @@ class RouterService:
             router_id=self.router_id,
             model_name=self.model_name,
             load=running,
-            pools=role_views(self._links),
+            pools=self.role_views,
             metrics=self.metrics,
             counters=self.counters,
             peers=peers,
@@ -125,7 +128,7 @@ class RouterService:
         return view
 
     def _live_feed(self) -> LiveFeed:
-        pools, settings = role_views(self._links), self.settings
+        pools, settings = self.role_views, self.settings
         return LiveFeed(Sampler(pools, self.view, model=self.model_name, router_id=self.router_id, settings=settings))
 
     def _leaning_control(self, pool: ReplicaPool) -> LeaningControl:
@@ -134,12 +137,12 @@ class RouterService:
         )
 
     def _scaling_control(self) -> ScalingControl:
-        pools, view, counters = role_views(self._links), self.view, self.counters
+        pools, view, counters = self.role_views, self.view, self.counters
         return ScalingControl(pools, view=view, own_id=self.router_id, settings=self.settings, counters=counters)
 
     def _administration(self) -> Administration:
         timeout_s, is_elastic = self.settings.abort_timeout_s, self.settings.is_elastic
-        pools, hold = role_views(self._links), self.leanings.hold
+        pools, hold = self.role_views, self.leanings.hold
         return Administration(pools, self.rebalancer, timeout_s=timeout_s, is_elastic=is_elastic, on_leaned=hold)
 
     def _body_room(self) -> BodyRoom:
@@ -172,14 +175,9 @@ class RouterService:
         )
 
     def _make_orchestrator(self, streams: LiveStreams) -> Orchestrator:
-        return Orchestrator(
-            self._links["prefill"],
-            self._links["decode"],
-            streams=streams,
-            settings=self.settings,
-            counters=self.counters,
-            recorder=self.traces.recorder,
-        )
+        prompts, others = (link_for(self._links, work) for work in Work)
+        settings, counters, recorder = self.settings, self.counters, self.traces.recorder
+        return Orchestrator(prompts, others, streams=streams, settings=settings, counters=counters, recorder=recorder)
 
     def _formats(self) -> tuple[ToolFormat | None, ReasoningFormat | None]:
         """The model's formats of tool calls and of thinking; None for one that the model does not have."""
@@ -232,7 +230,7 @@ class RouterService:
         return self._orchestrator.num_waiting
 
     def is_ready(self) -> bool:
-        """True when at least one prefill and one decode replica take requests, and have met each other."""
+        """True when at least one replica of each role takes requests, and those of prompts and streams have met."""
         return not self.waits_for()
 
     def waits_for(self) -> str:
@@ -240,9 +238,9 @@ class RouterService:
         for role, link in self._links.items():
             if not link.pool.has_introduced(role):
                 return f"a {role} worker"
-        if not any(replica.takes_requests and replica.load.num_peers for replica in self.decode_pool.replicas):
-            return "a decode worker that is connected to a prefill worker"
-        return ""
+        if any(item.takes_requests and item.load.num_peers for item in self.decode_pool.that_take(Work.STREAM)):
+            return ""
+        return f"a {role_for(Work.STREAM).name} worker that is connected to a {role_for(Work.PROMPT).name} worker"
 
     def max_model_len(self) -> int:
         """The context length that every replica can serve.
@@ -284,14 +282,14 @@ class RouterService:
         self._orchestrator.check_room(num_sequences)
 
     def check_capacity(self) -> None:
-        """Refuse if a role has no healthy replica; the prefill role may be empty, unless the settings forbid it.
+        """Refuse if nobody can generate, or, if the settings forbid that, compute prompts alone.
 
         Raises:
             NoReplicaError: No replica could serve a request now.
         """
         needs_prefill = self.settings.prefill_lost_policy == "fail"
-        for pool in (self.prefill_pool, self.decode_pool) if needs_prefill else (self.decode_pool,):
-            if not pool.expects_any():
+        for work, pool in ((Work.PROMPT, self.prefill_pool), (Work.STREAM, self.decode_pool)):
+            if (needs_prefill or work is Work.STREAM) and not pool.expects_any(work):
                 raise NoReplicaError(role=pool.role, retry_after_s=self.settings.retry_after_s)
 
     def generate(self, text: TextRequest) -> TextOutput:

@@ -9,7 +9,7 @@ from typing import Literal
 from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.role import Role
 from router.policies import PREFIX, policy_names
-from router.roles import ROLES
+from router.roles import ROLES, role_for
 from router.scaling_rules import ScalingRules
 from router.tools.reasoning import REASONING_FORMATS
 from router.tools.registry import AUTO, NONE, TOOL_FORMATS
@@ -189,10 +189,11 @@ class RouterSettings:
         return policy
 
     def mirrors_cache(self, role: Role) -> bool:
-        """True if routing for a role, or the choice of who computes a prompt, depends on prefix caches."""
+        """True if routing for a role's work, or the choice of who computes a prompt, depends on prefix caches."""
         if self.is_elastic:
             return True
-        return self.policy_of(role) == PREFIX or (role.decodes and self.local_prefill_tokens > 0)
+        policies = [self.policy_of(role_for(work)) for work in role.prefers]
+        return PREFIX in policies or (role.decodes and self.local_prefill_tokens > 0)
 
     @property
     def is_elastic(self) -> bool:

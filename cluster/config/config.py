@@ -204,7 +204,7 @@ class BatonConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_router()
-        engines = {pool: self._checked_engine(pool) for pool in ROLES}
+        engines = {pool: self._checked_engine(pool) for pool in self.pools}
         try:
             transfer = self.transfer_options()
             self.security_settings()
@@ -278,7 +278,7 @@ class BatonConfig(Section):
             raise ValueError(
                 "borrow_idle_cores is true, but device is cuda, where models do not compute on CPU cores: leave it out"
             )
-        for pool in ROLES:
+        for pool in self.pools:
             section = self.pool(pool)
             if section.num_gpus is not None and (section.num_gpus > 0) == (self.device == "cpu"):
                 raise ValueError(
@@ -287,6 +287,11 @@ class BatonConfig(Section):
                 )
         return self
 
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """The pools that have workers, by the names of their roles, in display order."""
+        return tuple(name for name in ROLES if self.num_replicas(name) or self.pool(name).scaling is not None)
+
     def pool(self, name: str) -> PoolSection:
         """The section of one pool, by the name of its role."""
         section: PoolSection = getattr(self, name)
@@ -294,7 +299,7 @@ class BatonConfig(Section):
 
     def role(self, pool: str) -> Role:
         """The role of a pool's workers."""
-        return ROLES[pool].elastic(ROLES) if self.roles == "elastic" else ROLES[pool]
+        return ROLES[pool].elastic() if self.roles == "elastic" else ROLES[pool]
 
     def core_sharing(self, pool: str) -> CoreSharing | None:
         """How a pool's workers share the cores of their host with other workers; None: not at all."""
@@ -363,7 +368,7 @@ class BatonConfig(Section):
         promise = Promise(ttft_ms=self.slo.ttft_ms, itl_ms=self.slo.itl_ms)
         others: dict[str, object] = {"metrics_compat": self.metrics.compat, "promise": promise, "roles": self.roles}
         others["allows_faults"] = self.kv_transfer.allow_faults  # type: ignore[attr-defined]  # made at run time
-        scaling = {pool: self.pool(pool).scaling for pool in ROLES}
+        scaling = {pool: self.pool(pool).scaling for pool in self.pools}
         others["scaling"] = promise_rules(scaling, roles=self.roles, promise=promise)
         return settings_from(RouterSettings, self.router, **others)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 APP_NAME = "baton"
 ROUTER = "router"
-"""The deployment of the routers. The other deployments have the names of their workers' roles (router/roles.py)."""
+"""The deployment of the routers. The other deployments have the names of their workers' roles (router/roles/)."""
 
 NAMESPACE = "baton"
 

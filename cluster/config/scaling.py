@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 from cluster.config.config_section import Section
 from engine.contract.messages import LoadReport
 from engine.contract.promise import Promise
-from engine.contract.role import LoadMeasure, Role
-from router.roles import ROLES
+from engine.contract.role import LoadMeasure, Role, Work
+from router.roles import ROLES, groups_of_roles
 from router.scaling_rules import PoolBounds, ScalingRules
 from router.settings import RolesMode
 
@@ -127,12 +127,8 @@ def promise_rules(
     if not following:
         return None
     is_elastic = roles == "elastic"
-    for role, section in sections.items():
-        if is_elastic and section is not None and section.by == "load":
-            raise ValueError(
-                f"{role}.scaling is by load and {next(iter(following))}.scaling by promise, but with roles elastic all "
-                "workers are sized together: set `by: promise` for both, or leave out one pool's scaling"
-            )
+    for group in groups_of_roles(sections, is_elastic=is_elastic):
+        _check_group([role.name for role in group], sections, "with roles elastic all" if is_elastic else "their")
     for role in following:
         _check_promise(role, is_elastic=is_elastic, promise=promise)
     (first, section), *others = following.items()
@@ -152,15 +148,28 @@ def promise_rules(
     )
 
 
+def _check_group(names: Sequence[str], sections: Mapping[str, ScalingSection | None], whose: str) -> None:
+    """Refuse pools that are sized together, but by different rules."""
+    by = {name: section.by for name in names if (section := sections[name]) is not None}
+    for other in by if "promise" in by.values() else ():
+        if by[other] == "load":
+            first = next(name for name in by if by[name] == "promise")
+            raise ValueError(
+                f"{other}.scaling is by load and {first}.scaling by promise, but {whose} workers are sized together: "
+                "set `by: promise` for both, or leave out one pool's scaling"
+            )
+
+
 def _check_promise(role: str, *, is_elastic: bool, promise: Promise) -> None:
     """Refuse a pool that is to follow a promise which was not made."""
     if promise.ttft_ms is None and promise.itl_ms is None:
         raise ValueError(f"{role}.scaling is by promise, but no latency is promised: set slo.ttft_ms and slo.itl_ms")
     if is_elastic:
         return
-    decodes = ROLES[role].decodes
-    if (promise.itl_ms if decodes else promise.ttft_ms) is None:
-        name = "itl_ms" if decodes else "ttft_ms"
+    promised = {Work.PROMPT: ("ttft_ms", promise.ttft_ms), Work.STREAM: ("itl_ms", promise.itl_ms)}
+    found = [promised[work] for work in ROLES[role].prefers]
+    if all(bound is None for _, bound in found):
+        name = found[0][0]
         raise ValueError(
             f"{role}.scaling is by promise, but slo.{name}, which its workers should keep, is not set: set it"
         )

@@ -23,7 +23,6 @@ from cluster.serve.listener import ListenSettings
 from cluster.serve.workers import Worker, WorkerSettings
 from engine.contract.role import Role
 from router.api.http.bounded_protocol import HttpLimits
-from router.roles import ROLES
 from router.security import SecuritySettings
 
 UNLIMITED_CALLS = 1_000_000
@@ -87,7 +86,7 @@ def build_graph(
     if config.router_per_node:
         ingress = ingress.options(max_replicas_per_node=1, max_surge_percent=0)
     return _versioned(ingress, settings).bind(
-        settings, **{name: _bind_worker(worker, config.role(name), config, model, placement) for name in ROLES}
+        settings, **{name: _bind_worker(worker, config.role(name), config, model, placement) for name in config.pools}
     )
 
 
@@ -110,6 +109,7 @@ def _bind_worker(
     share = placement.shares[pool]
     settings = WorkerSettings(
         role=role,
+        pools=config.pools,
         engine=share.apply(config.engine_config(pool, model=model.path, num_threads=share.num_threads)),
         transfer=config.transfer_options(),
         model_name=model.name,

@@ -101,17 +101,17 @@ class Introductions:
         own: Caller,
         others: Sequence[Caller],
         meets_own_role: bool,
-        others_take_over: bool = False,
+        taking_over: Sequence[Caller] = (),
         peers: PeerDirectory,
         on_met: Callable[[int], None],
         on_absent: Callable[[], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``others_take_over``: workers of other roles can also take over the requests of this worker."""
+        """``taking_over``: those of the others whose workers can also take over the requests of this worker."""
         self._own_id = own_id
         self._own = own
         self._others = tuple(others)
-        self._alike = (own, *others) if others_take_over else (own,)
+        self._alike = (own, *taking_over)
         self._meets_own_role = meets_own_role
         self._peers = peers
         self._on_met = on_met

@@ -63,9 +63,10 @@ END_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """What a replica needs to start."""
+    """What a replica needs to start. ``pools``: all pools of the cluster, by the names of their roles."""
 
     role: Role
+    pools: tuple[str, ...]
     engine: EngineConfig
     transfer: ConnectorOptions
     model_name: str
@@ -93,7 +94,7 @@ class Worker:
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         # Time during which the whole process was stopped must not count as a step that hangs.
         self._clock = AttentiveClock(max_gap_s=4 * TICK_PERIOD_S)
-        self._callers = {name: ReplicaCaller(serve.get_deployment_handle(name, APP_NAME)) for name in ROLES}
+        self._callers = {name: ReplicaCaller(serve.get_deployment_handle(name, APP_NAME)) for name in settings.pools}
         self._rendezvous = ServeRendezvous(tuple(self._callers.values()), loop=asyncio.get_running_loop())
         self._rendezvous.connect()
         self._report("starting the engine")
@@ -232,14 +233,14 @@ class Worker:
         logger.info("this worker has 1 of %d parts of GPU %s, and all while others are idle", num_parts, gpu)
 
     def _introduce(self, connector: Connector) -> Introductions:
-        role = self._settings.role
+        role, others = self._settings.role, roles_met_by(self._settings.role, self._settings.pools)
         assert connector.peers is not None, "workers of a cluster read from each other"
         return Introductions(
             own_id=self._replica_id,
             own=self._callers[role.name],
-            others=[self._callers[other.name] for other in roles_met_by(role)],
+            others=[self._callers[other.name] for other in others],
             meets_own_role=role.moves_out,
-            others_take_over=role.others_take_over,
+            taking_over=[self._callers[other.name] for other in others if role.is_followed_by(other)],
             peers=connector.peers,
             on_met=self._note_peers,
             on_absent=lambda: self._leave(exits=False),

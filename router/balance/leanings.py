@@ -5,10 +5,14 @@ A leaning says which role's work a worker prefers; it changes without a restart.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final, TypeAlias
 
+from engine.contract.role import Role, Work
 from router.balance.moves import WorkerState
+from router.roles import role_for, role_named
 
 EVIDENCE_S = 5.0
 """How long one kind of work must have too few workers before another worker leans to it."""
@@ -27,6 +31,12 @@ CALM = 0.8
 """The work that gives up a worker must stay below this pressure without it, so that no change causes its reverse."""
 
 
+_OTHER: Final = {Work.PROMPT: Work.STREAM, Work.STREAM: Work.PROMPT}
+
+Pressure: TypeAlias = Mapping[Work, float]
+"""How near each kind of work is to breaking its promise; above 1 it is broken."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaningWorker:
     """A worker, its ``leaning``, since when it has it, and the prompt tokens that wait there.
@@ -42,19 +52,16 @@ class LeaningWorker:
     held_until_s: float = 0.0
 
     @property
+    def role(self) -> Role:
+        """The role that it leans to."""
+        return role_named(self.leaning)
+
+    @property
     def prompt_wait_s(self) -> float:
         """Predicted time to compute the prompts that wait here; 0 if nothing can be predicted."""
         if not self.state.is_known or not self.num_queued_tokens:
             return 0.0
         return self.state.step_time.prompt_seconds(self.num_queued_tokens)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pressure:
-    """How near each kind of work is to breaking its promise; above 1 it is broken."""
-
-    prefill: float
-    decode: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,23 +86,24 @@ def pressure(workers: Collection[LeaningWorker], goals: LeaningGoals, *, but: st
     """The pressure of both kinds of work; with ``but``, as if that worker leaned to the other kind.
 
     Work is assumed to spread evenly over the workers that lean to it, because routers spread it so. Workers may be at
-    their limit though no prompt waits, so their busy time counts too.
+    their limit though no prompt waits, so the busy time of those that lean to prompts alone counts too.
     """
-    numbers = {"prefill": 0, "decode": 0}
+    numbers: Counter[Work] = Counter()
     waits_s = busy = gaps_s = usage = 0.0
     for worker in workers:
-        leaning = worker.leaning if worker.state.replica_id != but else _other(worker.leaning)
-        numbers[leaning] += 1
+        prefers = worker.role.prefers
+        numbers.update(prefers if worker.state.replica_id != but else map(_OTHER.__getitem__, prefers))
         waits_s += worker.prompt_wait_s
         usage += worker.state.usage
-        if worker.leaning == "prefill":
+        if Work.STREAM not in prefers:
             busy += worker.busy
         elif worker.state.is_known and worker.state.num_rows:
             gaps_s += worker.state.gap_s
-    num_prefill, num_decode = max(numbers["prefill"], 1), max(numbers["decode"], 1)
-    decode = max(gaps_s / num_decode / goals.itl_s, usage / num_decode / goals.max_usage)
-    prefill = max(waits_s / num_prefill / goals.ttft_s, busy / num_prefill)
-    return Pressure(prefill=prefill, decode=decode)
+    for_prompts, for_streams = max(numbers[Work.PROMPT], 1), max(numbers[Work.STREAM], 1)
+    return {
+        Work.PROMPT: max(waits_s / for_prompts / goals.ttft_s, busy / for_prompts),
+        Work.STREAM: max(gaps_s / for_streams / goals.itl_s, usage / for_streams / goals.max_usage),
+    }
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,7 +112,7 @@ class LeaningPolicy:
 
     goals: LeaningGoals
     _leanings: Mapping[str, str] = field(default_factory=dict)
-    _short_of: str | None = None
+    _short_of: Work | None = None
     _short_since_s: float = 0.0
 
     def look(self, workers: Sequence[LeaningWorker], now_s: float) -> LeaningChange | None:
@@ -119,19 +127,19 @@ class LeaningPolicy:
         return self._change(workers, short_of, found, now_s)
 
     def _change(
-        self, workers: Sequence[LeaningWorker], short_of: str, found: Pressure, now_s: float
+        self, workers: Sequence[LeaningWorker], short_of: Work, found: Pressure, now_s: float
     ) -> LeaningChange | None:
-        giving = [worker for worker in workers if worker.leaning == _other(short_of)]
+        plenty, role = _OTHER[short_of], role_for(short_of).name
+        giving = [worker for worker in workers if worker.role.prefers == (plenty,)]
         if len(giving) < 2:
             return None
         free = [item for item in giving if now_s >= item.held_until_s and now_s - item.since_s >= MIN_STAY_S]
         for worker in sorted(free, key=_work_here):
-            after = pressure(workers, self.goals, but=worker.state.replica_id)
-            left = after.decode if short_of == "prefill" else after.prefill
+            left = pressure(workers, self.goals, but=worker.state.replica_id)[plenty]
             if left <= CALM:
-                now = found.prefill if short_of == "prefill" else found.decode
-                reason = f"{short_of} is at {now:.2f} of its promised latency, {worker.leaning} would be at {left:.2f}"
-                return LeaningChange(replica_id=worker.state.replica_id, leaning=short_of, reason=reason)
+                now = found[short_of]
+                reason = f"{role} is at {now:.2f} of its promised latency, {worker.leaning} would be at {left:.2f}"
+                return LeaningChange(replica_id=worker.state.replica_id, leaning=role, reason=reason)
         return None
 
 
@@ -140,17 +148,9 @@ def leads(own_id: str, live_ids: Collection[str]) -> bool:
     return all(own_id <= router_id for router_id in live_ids)
 
 
-def _short_of(found: Pressure) -> str | None:
+def _short_of(found: Pressure) -> Work | None:
     """The kind of work that has too few workers; None if neither has, or both have."""
-    if found.prefill > 1.0 and found.decode <= CALM:
-        return "prefill"
-    if found.decode > 1.0 and found.prefill <= CALM:
-        return "decode"
-    return None
-
-
-def _other(leaning: str) -> str:
-    return "decode" if leaning == "prefill" else "prefill"
+    return next((work for work in Work if found[work] > 1.0 and found[_OTHER[work]] <= CALM), None)
 
 
 def _work_here(worker: LeaningWorker) -> tuple[float, float, str]:

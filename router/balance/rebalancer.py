@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from engine.contract.role import Work
 from router.balance.moves import HOP_S, MoveLimits, PlannedMove, StreamState, WorkerState, plan_moves
 from router.balance.streams import LiveStream, LiveStreams, MoveOrder, MoveReason
 from router.balance.waiting_prompts import PromptQueue, WaitingPrompt, may_give, plan_prompt_moves
@@ -34,6 +35,9 @@ class KnownWorkers(Protocol):
     @property
     def replicas(self) -> Sequence[Replica]:
         """All known workers."""
+
+    def that_take(self, work: Work) -> Sequence[Replica]:
+        """The known workers that do this kind of work."""
 
     def cached_tokens(self, demand: Demand) -> Mapping[str, int]:
         """How many tokens of a prompt each worker has in its prefix cache; workers with none are left out."""
@@ -85,7 +89,7 @@ class Rebalancer:
 
     def knows(self, replica_id: str) -> bool:
         """True for a worker at which live requests can continue."""
-        return any(replica.replica_id == replica_id for replica in self._pool.replicas)
+        return any(replica.replica_id == replica_id for replica in self._pool.that_take(Work.STREAM))
 
     async def move(self, source: str, target: str | None, *, num_streams: int) -> int:
         """Carry out an operator's order: move streams of this router away from a worker, the shortest first.
@@ -203,9 +207,9 @@ class Rebalancer:
             self._counters.num_failed_moves += 1
 
     def _usable(self) -> list[Replica]:
-        """Workers that take requests and have fresh reports."""
-        stale_after_s = self._settings.stale_after_s
-        return [item for item in self._pool.replicas if item.takes_requests and self._pool.age_s(item) < stale_after_s]
+        """Workers that generate, take requests and have fresh reports."""
+        stale_after_s, known = self._settings.stale_after_s, self._pool.that_take(Work.STREAM)
+        return [item for item in known if item.takes_requests and self._pool.age_s(item) < stale_after_s]
 
     def _state_of(self, stream: LiveStream, now_s: float) -> StreamState:
         settings, request = self._settings, stream.request

@@ -33,6 +33,7 @@ class Standing(NamedTuple):
     ``num_rows``: streams that it decodes, or soon will; ``num_context_tokens``: the context of all of them.
     ``queued_tokens``: waiting prompt tokens, without ``deferred_tokens``, which prompts that are in time overtake.
     ``prompt_share``: the recent share of its time that went into prompts.
+    ``leans_to_prompts`` and ``least_prompt_share``: see ``Role``, the latter as ``prompt_share``.
     ``base_s`` and the next four fields are the prices of its steps on its own cores. They are valid if ``is_known``,
     those of prompts only if it also ``knows_prompts``.
     ``aim_share``: the share of a promised gap that its steps aim at.
@@ -69,6 +70,7 @@ class Standing(NamedTuple):
     max_rows: float = 0.0
     order: float = 0.0
     deferred_tokens: float = 0.0
+    least_prompt_share: float = 0.0
     lost_rows: float = 0.0
     crowding_s: float = 0.0
     is_behind: float = 0.0
@@ -179,6 +181,7 @@ class Standings(NamedTuple):
     max_rows: Column
     order: Column
     deferred_tokens: Column
+    least_prompt_share: Column
     lost_rows: Column
     crowding_s: Column
     is_behind: Column
@@ -211,6 +214,7 @@ def standing_at(fleet: Standings, at: int) -> Standing:
         fleet.max_rows[at],
         fleet.order[at],
         fleet.deferred_tokens[at],
+        fleet.least_prompt_share[at],
         fleet.lost_rows[at],
         fleet.crowding_s[at],
         fleet.is_behind[at],

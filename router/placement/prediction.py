@@ -14,8 +14,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from decode.role import DECODE
-from prefill.role import PREFILL
 from router.placement.fleet import Standing
 
 LATE_WEIGHT = 100.0
@@ -44,7 +42,6 @@ BEHIND_MARGIN = 1.1
 a leaning or a tie is no reason to take cores from prompts that wait."""
 
 NEVER = math.inf
-PREFILL_SHARE, DECODE_SHARE = PREFILL.prompt_share, DECODE.prompt_share
 
 
 class Wish(NamedTuple):
@@ -115,8 +112,7 @@ def predict(here: Standing, num_prompt_tokens: float, itl_s: float, cached_token
     queue_s = _prompt_s(here, num_queued, num_queued * min(num_queued, num_prompt_tokens) / 2.0)
     num_steps = (num_queued + num_prompt_tokens) / CHUNK_TOKENS
     if itl_s < NEVER and here.num_rows > 0.0:
-        least = PREFILL_SHARE if here.leans_to_prompts > 0.0 else DECODE_SHARE
-        beside_streams_s = max(here.aim_share * itl_s - step_s, least * step_s)
+        beside_streams_s = max(here.aim_share * itl_s - step_s, here.least_prompt_share * step_s)
         num_steps = max((queue_s + prompt_s) / beside_streams_s, num_steps)
     alone_s = step_s + slower_s
     gap_s = alone_s / (1.0 - min(here.prompt_share, MAX_PROMPT_SHARE))

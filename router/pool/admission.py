@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.contract.role import Work
 from router.errors import NoReplicaError, QueueFullError
 from router.key_shares import KeyShares
 from router.pool.demand import Demand
@@ -158,7 +159,7 @@ class Admission:
     def _check_places(self, waiting: Sequence[Ticket], *, num_choices: int) -> None:
         if not waiting:
             return
-        if not self._pool.expects_any():
+        if not self._pool.expects_any(Work.STREAM):
             raise NoReplicaError(role=self._pool.role, retry_after_s=self._settings.retry_after_s)
         num_waiting = len(waiting)
         if num_waiting > self._places.num_left(waiting[0].wish.demand.owner):
@@ -234,7 +235,7 @@ class Admission:
                     first.place = None
                     self._places.discard(first)
                     first.turn.set_result(None)
-                elif self._pool.has_any():
+                elif self._pool.has_any(work=Work.STREAM):
                     await self._pool.wait_for_change()
                 else:
                     await self._recover()
@@ -246,7 +247,7 @@ class Admission:
         wait_s = self._settings.recovery_wait_s
         try:
             async with asyncio.timeout(wait_s):
-                while not self._pool.has_any():
+                while not self._pool.has_any(work=Work.STREAM):
                     await self._pool.wait_for_change()
         except TimeoutError:
             for ticket in self._queue:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from engine.contract.messages import LoadReport
+from engine.contract.role import Work
 from router.placement.fleet import Column, Standings
 from router.placement.planner import Plan, are_any_known, choose, choose_prompt, prepare, weigh
 from router.placement.prediction import Wish, promised_seconds
@@ -32,8 +33,6 @@ MAX_WEIGHED = 4
 
 LEAST_HEAD_BLOCKS = 4
 """Number of cached blocks from which handing them over to a worker that computes the rest is worth it."""
-
-PROMPTS, STREAMS = "prefill", "decode"
 
 
 class ElasticPlacement:
@@ -99,10 +98,10 @@ class ElasticPlacement:
         return [*candidates, *(item for item in everyone if item.replica_id not in chosen)]
 
     def _home(self, demand: Demand, candidates: Sequence[Replica], num_blocks: int) -> Replica | None:
-        """The worker of the request's session, among those that lean to decode, if it has room."""
+        """The worker of the request's session, among those that lean to streams, if it has room."""
         if demand.session_id is None:
             return None
-        homes = [item for item in candidates if item.leaning == STREAMS] or candidates
+        homes = [item for item in candidates if item.prefers(Work.STREAM)] or candidates
         home = self._pool.home(demand, homes)
         has_room = home is not None and (home.num_available_blocks >= num_blocks or home.is_idle)
         return home if has_room else None
@@ -115,10 +114,10 @@ class ElasticPlacement:
             reason = Reason.SPLIT
         elif plan.is_colocated:
             reason = Reason.COLOCATED
-        elif stream.leaning == PROMPTS:
+        elif not stream.prefers(Work.STREAM):
             reason = Reason.OVERFLOW_TO_PREFILL
         else:
-            reason = Reason.APART if prompt.leaning == PROMPTS else Reason.OVERFLOW_TO_DECODE
+            reason = Reason.APART if prompt.prefers(Work.PROMPT) else Reason.OVERFLOW_TO_DECODE
         return Placed(
             stream=stream,
             prompt=prompt,
@@ -128,17 +127,17 @@ class ElasticPlacement:
         )
 
     def _by_policies(self, demand: Demand, num_blocks: int, reason: Reason) -> Placed | None:
-        """Choose by the policies for decode and prefill, each among the workers that lean to it if possible.
+        """Choose by the policies for streams and prompts, each among the workers that lean to it if possible.
 
         The prompt gets a reservation as well. Otherwise two workers could deadlock: each keeps a computed prompt for
         the other one, and has no room for what the other one keeps.
         """
         pool, num_prompt_blocks = self._pool, self._pool.blocks_for(demand.num_tokens + 1)
-        stream = pool.choose(demand, role=STREAMS, num_blocks=num_blocks, must_fit=True)
+        stream = pool.choose(demand, work=Work.STREAM, num_blocks=num_blocks, must_fit=True)
         if stream is None:
             return None
         others = (stream.replica_id,)
-        prompt = pool.choose(demand, role=PROMPTS, num_blocks=num_prompt_blocks, exclude=others, must_fit=True)
+        prompt = pool.choose(demand, work=Work.PROMPT, num_blocks=num_prompt_blocks, exclude=others, must_fit=True)
         if prompt is None or prompt not in pool.candidates():  # no other replica, or one without fresh reports
             prompt = stream
         lead = self._settings.max_prefill_queue_lead

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.contract.role import Work
 from router.placement.reason import Reason
 from router.pool.demand import Demand
 from router.pool.pool import ReplicaPool
@@ -60,12 +61,17 @@ class Placement(Protocol):
 
 
 class PolicyPlacement:
-    """Places by the pool's policy alone. The replica that computes the prompt is chosen later, when its turn comes."""
+    """Places by the pool's policy alone. A replica whose role is for prompts too computes this one; otherwise who
+    computes it is chosen later, when its turn comes.
+    """
 
     def __init__(self, pool: ReplicaPool) -> None:
         self._pool = pool
 
     def place(self, demand: Demand, *, num_blocks: int) -> Placed | None:
         """Where a request goes that needs so many blocks; None while no replica has room."""
-        replica = self._pool.choose(demand, num_blocks=num_blocks, must_fit=True)
-        return None if replica is None else Placed(stream=replica)
+        replica = self._pool.choose(demand, work=Work.STREAM, num_blocks=num_blocks, must_fit=True)
+        if replica is None or not replica.prefers(Work.PROMPT):
+            return None if replica is None else Placed(stream=replica)
+        num_prompt_tokens = max(demand.num_tokens - self._pool.num_cached_tokens(replica, demand), 1)
+        return Placed(stream=replica, prompt=replica, num_prompt_tokens=num_prompt_tokens, reason=Reason.COLOCATED)

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.contract.messages import CacheChanges, LoadReport
-from engine.contract.role import Role
+from engine.contract.role import Role, Work
 from router.errors import NoReplicaError
 from router.placement.fleet import Fleet, Standings
 from router.placement.machine_code import MACHINE_CODE
-from router.policies import PREFIX, Ask, Policy, make_policy
+from router.policies import Ask
+from router.policies.by_work import PoliciesByWork
 from router.policies.session import home_of, is_overloaded
 from router.pool.demand import Demand
 from router.pool.pool_counters import PoolCounters
@@ -48,21 +49,16 @@ class ReplicaPool:
         clock: Callable[[], float] = time.monotonic,
         also: Mapping[Role, str] | None = None,
     ) -> None:
-        """``also``: further roles that ``workers`` have, each with the policy by which its replicas are chosen.
-
-        In a pool of several roles, replicas differ only in their leaning.
-        """
-        self._policies: dict[str, Policy] = {role.name: make_policy(policy, role)}
-        self._policies.update({other.name: make_policy(name, other) for other, name in (also or {}).items()})
-        self._own_role = role.name
-        self.role = " or ".join(self._policies)
+        """``also``: more roles that ``workers`` have, each with its policy; replicas then differ in their leaning."""
+        self.policies = PoliciesByWork({role: policy, **(also or {})})
         self.workers = workers
-        self.counters_of = {name: PoolCounters() for name in self._policies}
+        self.counters_of = {item.name: PoolCounters() for item in (role, *(also or ()))}
+        self.role = " or ".join(self.counters_of)
         self.on_lost: Callable[[WorkerUnavailableError], None] = lambda _: None
         self._settings = settings
+        self._chooses_by_role = bool(also) and not settings.is_elastic
         self._clock = clock
-        self._uses_cache = PREFIX in (policy, *(also or {}).values())
-        self._fleet = Fleet() if also else None
+        self._fleet = Fleet() if also and settings.is_elastic else None
         self._slots: tuple[Sequence[Replica], npt.NDArray[np.intp]] = ((), np.empty(0, np.intp))
         self.mirror = PrefixMirror(settings.max_mirrored_blocks) if mirrors_cache else None
         self._replicas: dict[str, Replica] = {}
@@ -73,12 +69,12 @@ class ReplicaPool:
     @property
     def counters(self) -> PoolCounters:
         """The replicas' counters, in a pool of one role."""
-        return self.counters_of[self._own_role]
+        return next(iter(self.counters_of.values()))
 
     @property
     def is_united(self) -> bool:
         """True if the pool has replicas of several roles."""
-        return len(self._policies) > 1
+        return len(self.counters_of) > 1
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -126,7 +122,7 @@ class ReplicaPool:
         self,
         demand: Demand,
         *,
-        role: str | None = None,
+        work: Work | None = None,
         num_blocks: int = 0,
         exclude: Collection[str] = (),
         must_fit: bool = False,
@@ -135,40 +131,34 @@ class ReplicaPool:
 
         Replicas with fresh reports are preferred to those with stale ones. With ``must_fit``, only replicas with room
         for ``num_blocks`` count, and idle ones, so that a wrong report cannot keep a request waiting forever.
-        In a pool of several roles, replicas that lean to ``role`` are preferred to the others.
+        In a pool of several roles, replicas that lean to the kind of ``work`` are preferred to the others.
         """
-        role = role or self._own_role
-        candidates = self.candidates(exclude)
+        work = work or self.policies.own_work
+        candidates = self.candidates(exclude, work)
         if must_fit:
             candidates = [item for item in candidates if item.num_available_blocks >= num_blocks or item.is_idle]
         if self.is_united:
-            candidates = [item for item in candidates if item.leaning == role] or candidates
+            candidates = [item for item in candidates if item.prefers(work)] or candidates
         if len(candidates) <= 1:
             return candidates[0] if candidates else None
         home = self.home(demand, candidates)
         if home is not None:
             return home
-        cached = self.cached_tokens(demand) if self._uses_cache else NOTHING_CACHED
-        return self._policies[role](candidates, Ask(num_tokens=demand.num_tokens, cached_tokens=cached))
+        cached = self.cached_tokens(demand) if self.policies.uses_cache else NOTHING_CACHED
+        return self.policies[work](candidates, Ask(num_tokens=demand.num_tokens, cached_tokens=cached))
 
     def home(self, demand: Demand, candidates: Sequence[Replica]) -> Replica | None:
         """The replica of the request's session; None if it has no session, or the replica is overloaded."""
         if demand.session_id is None:
             return None
-        home = home_of(candidates, demand.session_id)
-        settings = self._settings
-        if is_overloaded(
-            home,
-            candidates,
-            max_usage_lead=settings.session_max_usage_lead,
-            max_queue_lead=settings.session_max_queue_lead,
-        ):
-            return None
-        return home
+        home, settings = home_of(candidates, demand.session_id), self._settings
+        usage_lead, queue_lead = settings.session_max_usage_lead, settings.session_max_queue_lead
+        is_full = is_overloaded(home, candidates, max_usage_lead=usage_lead, max_queue_lead=queue_lead)
+        return None if is_full else home
 
     def fewest_queued_tokens(self) -> int | None:
-        """The fewest prompt tokens that wait at any replica; None if no replica takes requests."""
-        return min((item.queued_tokens for item in self.candidates()), default=None)
+        """The fewest prompt tokens that wait at any replica; None if no replica takes prompts."""
+        return min((item.queued_tokens for item in self.candidates(work=Work.PROMPT)), default=None)
 
     def num_cached_tokens(self, replica: Replica, demand: Demand) -> int:
         """How many tokens of a prompt a replica has in its prefix cache, as far as this router knows."""
@@ -184,7 +174,7 @@ class ReplicaPool:
         block_size = self._block_size()
         return self.mirror.cached_tokens(demand.block_keys(block_size), block_size)
 
-    async def choose_or_wait(self, demand: Demand, tried: Collection[str] = (), *, role: str | None = None) -> Replica:
+    async def choose_or_wait(self, demand: Demand, tried: Collection[str] = (), work: Work | None = None) -> Replica:
         """A replica for an accepted request, if possible one that it has not tried.
 
         If there is none, wait for a new one, or for a lost one to come back.
@@ -196,7 +186,7 @@ class ReplicaPool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while True:
-                    replica = self.choose(demand, role=role, exclude=tried) or self.choose(demand, role=role)
+                    replica = self.choose(demand, work=work, exclude=tried) or self.choose(demand, work=work)
                     if replica is not None:
                         return replica
                     await self.wait_for_change()
@@ -220,16 +210,16 @@ class ReplicaPool:
         num_rows = int(generates and num_blocks > 0)
         return Reservation(replica, num_blocks=num_blocks, num_tokens=num_tokens, num_rows=num_rows, notify=self.notify)
 
-    def has_any(self, exclude: Collection[str] = ()) -> bool:
-        """True if some replica could be tried at all."""
-        return bool(self.candidates(exclude))
+    def has_any(self, exclude: Collection[str] = (), work: Work | None = None) -> bool:
+        """True if some replica could be tried at all; with ``work``, one that takes this kind."""
+        return bool(self.candidates(exclude, work))
 
-    def expects_any(self) -> bool:
+    def expects_any(self, work: Work | None = None) -> bool:
         """True if some replica could be tried, or a new one is about to give its first report.
 
         During an update the last known replica may go just while its successor is being asked.
         """
-        return self.has_any() or any(self._has_just_come(replica_id) for replica_id in self.workers.replica_ids())
+        return self.has_any(work=work) or any(map(self._has_just_come, self.workers.replica_ids()))
 
     def note_load(self, replica_id: str, load: LoadReport) -> None:
         """Take a report that came with a message."""
@@ -316,14 +306,21 @@ class ReplicaPool:
         """Seconds since the replica's last report."""
         return self._clock() - replica.reported_at_s
 
-    def candidates(self, exclude: Collection[str] = ()) -> list[Replica]:
+    def that_take(self, work: Work) -> tuple[Replica, ...]:
+        """All known replicas that do this kind of work: in a pool of fixed roles, those whose role is for it."""
+        return tuple(self._able(self._replicas.values(), work))
+
+    def candidates(self, exclude: Collection[str] = (), work: Work | None = None) -> list[Replica]:
         """The replicas that are ready for requests; if there are none, the ones in service with stale reports."""
         ready = self._ready.now()
+        if work is not None and self._chooses_by_role:
+            ready = self._able(ready, work)
         if exclude:
             ready = [item for item in ready if item.replica_id not in exclude]
         if ready:
             return ready
-        return [item for item in self._replicas.values() if item.takes_requests and item.replica_id not in exclude]
+        others = [item for item in self._replicas.values() if item.takes_requests and item.replica_id not in exclude]
+        return others if work is None else self._able(others, work)
 
     def standings(self, replicas: Sequence[Replica]) -> Standings:
         """The state of replicas for placement, in a pool of several roles; the caller may change it."""
@@ -336,6 +333,9 @@ class ReplicaPool:
             self._slots = (replicas, slots)
         return self._fleet.standings_as_arrays(slots)
 
+    def _able(self, replicas: Iterable[Replica], work: Work) -> list[Replica]:
+        return [item for item in replicas if not self._chooses_by_role or item.prefers(work)]
+
     def _add(self, replica: Replica) -> None:
         self._replicas[replica.replica_id] = replica
         if self._fleet is not None:
@@ -343,7 +343,7 @@ class ReplicaPool:
             replica.update()
 
     def _role_of(self, replica_id: str) -> str:
-        return self.workers.role_of(replica_id) if isinstance(self.workers, UnitedWorkers) else self._own_role
+        return self.workers.role_of(replica_id) if isinstance(self.workers, UnitedWorkers) else self.role
 
     def _has_just_come(self, replica_id: str) -> bool:
         replica = self._replicas.get(replica_id)

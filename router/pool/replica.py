@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from engine.contract.messages import LoadReport, WorkerInfo
+from engine.contract.role import Role, Work
 from router.placement.fleet import Fleet, Standing, prices_of
 from router.placement.prompt_share import PromptShare, num_prompt_tokens
+from router.roles import role_named
 
 KNOWN_PROMPT_TOKENS = 256
 """A worker that has computed fewer prompt tokens has no prices for them yet; they are priced like output tokens."""
@@ -19,12 +21,13 @@ class Replica:
 
     ``reserved_blocks``, ``reserved_tokens`` and ``num_reserved`` belong to requests that were sent there and are not
     yet in its reports. ``role`` is the one that it was started with; ``leaning`` is the role that it prefers now, by
-    its reports. ``has_stream``: this router receives its tokens. ``is_in_service``: it introduced itself and does not
-    fail. ``takes_requests``: it is in service and does not drain. Every choice reads every replica, so these values for
-    policies are precomputed: ``num_blocks``; ``num_available_blocks`` (free and not reserved, nor held for requests to
-    come); ``promised_usage`` (share of KV blocks in use, reserved, or needed by prompts that wait; can exceed 1);
-    ``queued_tokens`` (prompt tokens that wait there or are on their way); ``num_queued`` (the same for requests). In a
-    pool that predicts, ``fleet`` has the replica's column at ``slot``.
+    its reports, and ``leaning_role`` the record of that. ``has_stream``: this router receives its tokens.
+    ``is_in_service``: it introduced itself and does not fail. ``takes_requests``: it is in service and does not drain.
+    Every choice reads every replica, so these values for policies are precomputed: ``num_blocks``;
+    ``num_available_blocks`` (free and not reserved, nor held for requests to come); ``promised_usage`` (share of KV
+    blocks in use, reserved, or needed by prompts that wait; can exceed 1); ``queued_tokens`` (prompt tokens that wait
+    there or are on their way); ``num_queued`` (the same for requests). In a pool that predicts, ``fleet`` has the
+    replica's column at ``slot``.
     """
 
     __slots__ = (
@@ -34,6 +37,7 @@ class Replica:
         "is_in_service",
         "is_left_out",
         "leaning",
+        "leaning_role",
         "load",
         "num_available_blocks",
         "num_blocks",
@@ -58,6 +62,7 @@ class Replica:
     def __init__(self, replica_id: str, *, role: str = "", probe_at_s: float = 0.0) -> None:
         self.replica_id = replica_id
         self.role = self.leaning = role
+        self.leaning_role: Role = role_named(role)
         self.info: WorkerInfo | None = None
         self.load = LoadReport()
         self.reported_at_s = 0.0
@@ -83,6 +88,7 @@ class Replica:
         self.is_in_service = self.info is not None and not self.is_left_out
         self.takes_requests = self.is_in_service and not load.is_draining
         self.leaning = load.leaning or self.role
+        self.leaning_role = role_named(self.leaning)
         self.num_blocks = load.num_blocks
         self.num_available_blocks = load.num_free_blocks + load.num_early_blocks - self.reserved_blocks
         others = max(self._num_waiting_blocks() - self.reserved_blocks, 0)
@@ -109,9 +115,10 @@ class Replica:
             load.num_decoding + load.num_loading + self.num_reserved_rows,
             load.num_context_tokens + self.reserved_blocks * block_size,
             self.prompt_share.value,
-            self.leaning == "prefill",
+            self.leaning_role.leans_to_prompts,
             *prices_of(load.step_time, has_prompts=num_prompt_tokens(load) >= KNOWN_PROMPT_TOKENS),
             deferred_tokens=load.deferred_prefill_tokens,
+            least_prompt_share=self.leaning_role.prompt_share,
         )
         if info is None or not info.shared_host or self.fleet is None:
             return standing
@@ -123,6 +130,10 @@ class Replica:
             max_rows=info.max_num_seqs,
             order=zlib.crc32(self.replica_id.encode()),
         )
+
+    def prefers(self, work: Work) -> bool:
+        """True if the role that it prefers now is for this kind of work."""
+        return work in self.leaning_role.prefers
 
     def note_leaning(self, role: str) -> None:
         """The replica has accepted an order to lean to another role, before its next report shows it."""

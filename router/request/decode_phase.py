@@ -7,6 +7,7 @@ import logging
 from dataclasses import replace
 
 from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
+from engine.contract.role import Work
 from kv_transfer.params import KVTransferParams
 from router.balance.streams import LiveStreams, MoveOrder
 from router.errors import WorkerFailedError
@@ -174,7 +175,8 @@ class DecodePhase:
             self._pool.note_failure(replica_id, journey.reason)
 
     async def _reserve(self, generation: Generation, journey: Journey) -> Reservation:
-        if (journey.is_turned_away or journey.failure is not None) and not self._pool.has_any(journey.tried):
+        is_refused = journey.is_turned_away or journey.failure is not None
+        if is_refused and not self._pool.has_any(journey.tried, Work.STREAM):
             # Every remaining replica has refused. A full one, or one that still has the request, needs a moment.
             num_refusals = journey.num_full if journey.is_turned_away else journey.num_losses
             await asyncio.sleep(self._settings.full_wait_s(num_refusals))
@@ -185,10 +187,10 @@ class DecodePhase:
         replica = self._target(journey, num_blocks)
         is_told = replica is not None
         if replica is None:
-            replica = await self._pool.choose_or_wait(generation.demand, journey.tried, role="decode")
+            replica = await self._pool.choose_or_wait(generation.demand, journey.tried, Work.STREAM)
         if generation.trace is not None:
             name, reason = replica.replica_id, "where it was told to go" if is_told else None
-            choice = policy_choice(self._pool, settings=self._settings, role="decode", chosen=name, reason=reason)
+            choice = policy_choice(self._pool, work=Work.STREAM, chosen=name, reason=reason)
             generation.trace.choose(choice)
         is_prompt = not generation.output_token_ids and journey.usable_kv(0) is None
         num_waiting = num_tokens - self._pool.num_cached_tokens(replica, generation.demand) if is_prompt else 0

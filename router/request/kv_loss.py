@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.contract.role import Work
 from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica
 
@@ -23,7 +24,7 @@ def recompute_limit(policy: str, *, prefill: ReplicaPool, decode: Replica, num_p
         return None
     if policy in ("retry", "fail"):
         return 0
-    candidates = [replica for replica in prefill.replicas if replica.takes_requests]
+    candidates = [replica for replica in prefill.that_take(Work.PROMPT) if replica.takes_requests]
     rates = [rate for replica in candidates if (rate := tokens_per_s(replica))]
     if not rates:
         return None

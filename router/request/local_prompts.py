@@ -37,7 +37,7 @@ class LocalPrompts:
             # The next request must count this prompt before the replica's report does.
             reservation.add_tokens(len(generation.request.prompt_token_ids))
         # If any worker takes any work, this is the normal case, and it is counted by its placement reason instead.
-        self._counters.num_local_prefills += generation.is_local and not self._decode_pool.is_united
+        self._counters.num_local_prefills += generation.is_local and not self._settings.is_elastic
         return generation.is_local
 
     def _is_short(self, generation: Generation, replica: Replica) -> bool:

@@ -81,7 +81,7 @@ class Orchestrator:
         )
         self._placement = (
             ElasticPlacement(decode.pool, settings=settings, num_new_tokens=counters.mean_output_tokens)
-            if decode.pool.is_united
+            if settings.is_elastic and decode.pool.is_united
             else None
         )
         self._admission = Admission(decode.pool, settings=settings, placement=self._placement)
@@ -341,11 +341,12 @@ class Orchestrator:
         beside = generation.leader.decode_replica if generation.leader is not None else None
         reservation = await self._admission.room(generation.ticket, beside=beside)
         generation.decode_replica = reservation.replica
-        generation.placed, generation.prompt_room = generation.ticket.placed, generation.ticket.prompt_room
-        if self._placement is not None:
-            self._counters.note_placed(generation.placed.reason if generation.placed is not None else None)
-        if generation.trace is not None and generation.placed is not None:
-            generation.trace.choose(placed_choice(self._decode_pool, generation.placed, settings=self._settings))
+        placed, generation.prompt_room = generation.ticket.placed, generation.ticket.prompt_room
+        generation.placed, reason = placed, placed.reason if placed is not None else None
+        if self._placement is not None or reason is not None:
+            self._counters.note_placed(reason)
+        if generation.trace is not None and placed is not None:
+            generation.trace.choose(placed_choice(self._decode_pool, placed))
         return reservation
 
     def _place_prompt(self, generation: Generation) -> None:
@@ -355,7 +356,7 @@ class Orchestrator:
             return
         self._counters.note_placed(placed.reason)
         if generation.trace is not None:
-            generation.trace.choose(placed_choice(self._decode_pool, placed, settings=self._settings))
+            generation.trace.choose(placed_choice(self._decode_pool, placed))
         generation.prompt_room = self._prefill_pool.reserve(placed.prompt, num_tokens=placed.num_prompt_tokens)
 
     async def _decode(

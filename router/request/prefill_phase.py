@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass, field, replace
 
 from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
+from engine.contract.role import Work
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, PeerIdentity
 from router.balance.streams import LiveStreams
 from router.errors import RouterError, WorkerFailedError
@@ -89,7 +90,7 @@ class PrefillPhase:
         stream_id = decode.replica.replica_id if decode is not None else None
         loss = Loss()
         while loss.num_losses < num_attempts and loss.num_drained <= MAX_MOVES:
-            if policy != "fail" and not self._pool.has_any():
+            if policy != "fail" and not self._pool.has_any(work=Work.PROMPT):
                 raise PrefillLostError(loss.reason or "no prefill replica accepts requests")
             if generation.num_head_tokens and (loss.num_attempts or self._first_choice(generation) is None):
                 raise PrefillLostError(loss.reason or "the worker that computed its beginning accepts no requests")
@@ -124,18 +125,16 @@ class PrefillPhase:
         """
         self._counters.num_prefill_retries += loss.num_attempts > 0 and loss.target is None
         replica = self._target(loss) if loss.num_attempts else self._first_choice(generation)
-        if loss.num_full and not self._pool.has_any(loss.tried):
+        if loss.num_full and not self._pool.has_any(loss.tried, Work.PROMPT):
             generation.stage = "prefill, whose workers' queues are full"
             await asyncio.sleep(self._settings.full_wait_s(loss.num_full))
             loss.tried.clear()
         if replica is None:
             avoided = loss.tried if stream_id is None else loss.tried | {stream_id}
-            replica = await self._pool.choose_or_wait(generation.demand, avoided, role="prefill")
+            replica = await self._pool.choose_or_wait(generation.demand, avoided, Work.PROMPT)
             if generation.trace is not None:
-                choice = policy_choice(
-                    self._pool, settings=self._settings, role="prefill", chosen=replica.replica_id, other=stream_id
-                )
-                generation.trace.choose(choice)
+                name = replica.replica_id
+                generation.trace.choose(policy_choice(self._pool, work=Work.PROMPT, chosen=name, other=stream_id))
         loss.num_attempts += 1
         loss.tried.add(replica.replica_id)
         generation.prefill_replica = replica

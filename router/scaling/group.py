@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.contract.promise import Promise
+from engine.contract.role import Role, Work
 from engine.contract.step_time import StepTimeModel
 from router.placement.prediction import NEVER
 from router.placement.prompt_share import num_prompt_tokens
 from router.pool.replica import KNOWN_PROMPT_TOKENS, Replica
 from router.report.arrivals import ArrivalSample
-from router.roles import ROLES
+from router.roles import ROLES, groups_of_roles
 from router.scaling.demand import Demand, demand_of
 from router.scaling.policy import Need, ScalingPolicy
 from router.scaling.prediction import Predictor
@@ -184,11 +186,7 @@ class Group:
         """Add workers to the roles that lack most, or remove them from those with most to spare; keep all else."""
         least, most = self._range()
         self._policy.wanted = wanted = min(max(wanted, least), most)
-        shares = dict.fromkeys(self.wanted, 1.0)
-        if len(self.wanted) > 1:
-            shares = {
-                role: 1.0 - prompt_share if ROLES[role].name == "decode" else prompt_share for role in self.wanted
-            }
+        shares = _shares([ROLES[role] for role in self.wanted], prompt_share)
         while (total := sum(self.wanted.values())) != wanted:
             step = 1 if wanted > total else -1
             free = [
@@ -202,22 +200,30 @@ def groups_of(settings: RouterSettings, sizes: Mapping[str, int]) -> Sequence[Gr
     """The groups in which some pool follows the promises, starting with these sizes."""
     rules = settings.scaling
     assert rules is not None, "there are groups only where pools follow the promises"
-    if settings.is_elastic:
-        return [Group(rules=rules, promise=settings.promise, wanted=dict(sizes), has_streams=True)]
     found = []
-    for role in rules.pools:
-        decodes, local = ROLES[role].decodes, float(settings.local_prefill_tokens)
-        found.append(
-            Group(
-                rules=rules,
-                promise=settings.promise,
-                wanted={role: sizes[role]},
-                has_streams=decodes,
-                over_tokens=0.0 if decodes else local,
-                up_to_tokens=local if decodes else float("inf"),
-            )
+    for roles in groups_of_roles(sizes, is_elastic=settings.is_elastic):
+        works = {work for role in roles for work in (Work if settings.is_elastic else role.prefers)}
+        local = float(settings.local_prefill_tokens)
+        group = Group(
+            rules=rules,
+            promise=settings.promise,
+            wanted={role.name: sizes[role.name] for role in roles},
+            has_streams=Work.STREAM in works,
+            over_tokens=0.0 if Work.STREAM in works else local,
+            up_to_tokens=float("inf") if Work.PROMPT in works else local,
         )
+        if group.wanted.keys() & rules.pools.keys():
+            found.append(group)
     return found
+
+
+def _shares(roles: Sequence[Role], prompt_share: float) -> dict[str, float]:
+    """Each role's share of a load: the roles for one kind of work have the same shares of it."""
+    of_work = {Work.PROMPT: prompt_share, Work.STREAM: 1.0 - prompt_share}
+    if len(works := {work for role in roles for work in role.prefers}) == 1:
+        of_work = dict.fromkeys(works, 1.0)
+    num_for = Counter(work for role in roles for work in role.prefers)
+    return {role.name: sum(of_work[work] / num_for[work] for work in role.prefers) for role in roles}
 
 
 def _why_up(demand: Demand, sizing: Sizing, need: Need, look: Look) -> str:

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.contract.role import Work
 from router.placement.reason import Reason
 from router.pool.placing import NamedPlan, Placed
 from router.pool.pool import ReplicaPool
-from router.roles import ROLES
-from router.settings import RouterSettings
 
 MAX_ALTERNATIVES = 4
 """How many of the other plans are kept, the best first."""
@@ -74,30 +73,30 @@ def _ms(seconds: float | None) -> float | None:
 def policy_choice(
     pool: ReplicaPool,
     *,
-    settings: RouterSettings,
-    role: str,
+    work: Work,
     chosen: str,
     other: str | None = None,
     reason: str | None = None,
 ) -> Choice:
-    """A worker of ``role`` that its policy chose, or that ``reason`` did; ``other`` has the other role, if known."""
-    names = [chosen, *(item.replica_id for item in pool.candidates((chosen,))[:MAX_ALTERNATIVES])]
-    is_prefill = role == "prefill"
+    """A worker that the policy for this kind of work chose, or that ``reason`` did; ``other`` does the other kind, if
+    that is known."""
+    names = [chosen, *(item.replica_id for item in pool.candidates((chosen,), work)[:MAX_ALTERNATIVES])]
+    is_prefill = work is Work.PROMPT
     options = [
         Option(prefill=name, decode=other) if is_prefill else Option(prefill=other, decode=name) for name in names
     ]
-    reason = reason or f"policy {settings.policy_of(ROLES[role])}"
+    reason = reason or f"policy {pool.policies.names[work]}"
     return Choice(chosen=options[0], reason=reason, alternatives=options[1:])
 
 
-def placed_choice(pool: ReplicaPool, placed: Placed, *, settings: RouterSettings) -> Choice:
+def placed_choice(pool: ReplicaPool, placed: Placed) -> Choice:
     """Where the planner placed a request, and the plans that it compared."""
     stream, prompt = placed.stream.replica_id, None if placed.prompt is None else placed.prompt.replica_id
     if placed.weighed:
         chosen, *others = map(_option, placed.weighed)
         return Choice(chosen=chosen, reason=(placed.reason or Reason.COLOCATED).value, alternatives=others)
     if placed.reason is None:
-        return policy_choice(pool, settings=settings, role="decode", chosen=stream, other=prompt)
+        return policy_choice(pool, work=Work.STREAM, chosen=stream, other=prompt)
     option = Option(prefill=prompt, decode=stream, num_head_tokens=placed.num_head_tokens)
     return Choice(chosen=option, reason=placed.reason.value)
 

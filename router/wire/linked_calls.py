@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from engine.contract.call_frame import Abort, Answer, CallError, Move, Submit, pack_call, unpack_answer
 from engine.contract.messages import GenerateRequest
-from engine.contract.role import Role
+from engine.contract.role import Role, Work
 from router.pool.pool import ReplicaPool
 from router.pool.role_view import RoleReplicas, RoleView
 from router.pool.united_workers import UnitedWorkers
 from router.pool.workers import WorkerPool, WorkerRefusedError, WorkerUnavailableError
-from router.roles import ROLES
+from router.roles import ROLES, groups_of_roles
 from router.settings import RouterSettings
 from router.wire.frame_link import FrameLink, LinkBrokenError
 from router.wire.worker_link import WorkerLink
@@ -22,7 +22,7 @@ from router.wire.worker_link import WorkerLink
 def make_links(
     workers: Mapping[str, WorkerPool], *, settings: RouterSettings, clock: Callable[[], float]
 ) -> Mapping[str, WorkerLink]:
-    """The links by role, each to the workers that were started with that role."""
+    """The links by role, each to the workers that were started with that role; roles that share work share a link."""
 
     def link(roles: Sequence[Role], workers: WorkerPool) -> WorkerLink:
         role, *others = roles
@@ -31,15 +31,23 @@ def make_links(
             workers,
             policy=settings.policy_of(role),
             settings=settings,
-            mirrors_cache=settings.mirrors_cache(role),
+            mirrors_cache=any(map(settings.mirrors_cache, roles)),
             clock=clock,
             also={other: settings.policy_of(other) for other in others},
         )
         return WorkerLink(workers, pool, settings=settings, clock=clock)
 
-    if settings.is_elastic:
-        return dict.fromkeys(workers, link([ROLES[name] for name in workers], UnitedWorkers(workers)))
-    return {name: link((ROLES[name],), of_role) for name, of_role in workers.items()}
+    found: dict[str, WorkerLink] = {}
+    for roles in groups_of_roles(workers, is_elastic=settings.is_elastic):
+        names = [role.name for role in roles]
+        members = {name: workers[name] for name in names}
+        found.update(dict.fromkeys(names, link(roles, UnitedWorkers(members) if len(names) > 1 else members[names[0]])))
+    return {name: found[name] for name in workers}
+
+
+def link_for(links: Mapping[str, WorkerLink], work: Work) -> WorkerLink:
+    """The link to the workers that are for this kind of work."""
+    return next(link for name, link in links.items() if work in ROLES[name].prefers)
 
 
 def role_views(links: Mapping[str, WorkerLink]) -> Sequence[RoleReplicas]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine.contract.messages import GenerateRequest, LoadReport, SamplingParams
 from engine.contract.promise import NO_PROMISE, Promise
+from engine.contract.role import Work
 from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel
 from engine.contract.token_ids import TokenIds
 from router.balance.rebalancer import Rebalancer, queues_of
@@ -213,6 +214,9 @@ class Known:
 
     def age_s(self, replica: Replica) -> float:
         return 0.0
+
+    def that_take(self, work: Work) -> Sequence[Replica]:
+        return self.replicas
 
     def cached_tokens(self, demand: Demand) -> Mapping[str, int]:
         self.num_asked += 1

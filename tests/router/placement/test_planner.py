@@ -30,7 +30,7 @@ REPLICAS = st.lists(
         num_rows=st.integers(0, 200).map(float),
         num_context_tokens=st.integers(0, 100_000).map(float),
         prompt_share=st.floats(0, 1),
-        leans_to_prompts=st.sampled_from([0.0, 1.0]),
+        leans_to_prompts=st.sampled_from([0.0, 0.5, 1.0]),
         is_idle=st.sampled_from([0.0, 1.0]),
     ),
     min_size=1,

@@ -21,6 +21,7 @@ from tests.support.router.fake_workers import FakeDecodePool, FakePrefillPool
 from tests.support.router.router_rig import FAST
 
 BLOCK_SIZE = 16
+ELASTIC = replace(FAST, roles="elastic")
 DEMAND = Demand(greedy_request("a", [1, 2, 3], max_tokens=4))
 
 
@@ -35,11 +36,11 @@ class Bench:
             ROLES["decode"],
             workers,
             policy="queued_tokens",
-            settings=FAST,
+            settings=ELASTIC,
             clock=self.clock,
             also={ROLES["prefill"]: "queued_tokens"},
         )
-        self.placement = ElasticPlacement(self.pool, settings=FAST, num_new_tokens=lambda: 16.0)
+        self.placement = ElasticPlacement(self.pool, settings=ELASTIC, num_new_tokens=lambda: 16.0)
 
     def report(self, replica_id: str) -> None:
         self.pool.note_load(replica_id, LoadReport(num_blocks=100, num_free_blocks=100))
@@ -85,7 +86,7 @@ async def test_known_failure_7_no_two_workers_keep_prompts_for_each_other_withou
     bench: Bench, num_tokens: int, num_apart: int
 ) -> None:
     """Of 100 blocks, a prompt takes 60 (or 30) where it is computed and as many where its tokens are generated."""
-    admission = Admission(bench.pool, settings=FAST, placement=bench.placement)
+    admission = Admission(bench.pool, settings=ELASTIC, placement=bench.placement)
     wish = RoomWish(
         demand=Demand(greedy_request("a", [1] * num_tokens, max_tokens=1)),
         num_blocks=bench.pool.blocks_for(num_tokens + 1),

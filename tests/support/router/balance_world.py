@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from engine.contract.messages import GenerateRequest, LoadReport, SamplingParams, WorkerInfo
 from engine.contract.promise import Promise
+from engine.contract.role import Work
 from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel
 from engine.contract.token_ids import TokenIds
 from router.balance.moves import WorkerState
@@ -62,6 +63,10 @@ class KnownPool:
     def replicas(self) -> Sequence[Replica]:
         """The workers according to their reports of one tick ago."""
         return [replica_of(name, load, now_s=self._world.now_s) for name, load in self._world.reports.items()]
+
+    def that_take(self, work: Work) -> Sequence[Replica]:
+        """Every worker takes any work."""
+        return self.replicas
 
     def cached_tokens(self, demand: Demand) -> Mapping[str, int]:
         """No prompt has cached tokens."""

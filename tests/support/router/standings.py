@@ -5,9 +5,11 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from engine.contract.promise import NO_PROMISE, Promise
+from engine.contract.role import Work
 from engine.contract.step_time import StepTimeModel
 from router.placement.fleet import Fleet, Standing, Standings, prices_of, standing_at
 from router.placement.prediction import NEVER, Cost, Prediction, Wish, cost, predict, promised_seconds
+from router.roles import role_for
 
 MODEL = StepTimeModel(
     base_s=0.005, row_s=0.0005, context_token_s=1e-7, prompt_token_s=0.0002, prompt_read_s=1e-9, error=0.1, num_steps=99
@@ -18,7 +20,8 @@ def standing(model: StepTimeModel = MODEL, **changes: float) -> Standing:
     """An idle replica that leans to streams."""
     idle = Standing(100.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, *prices_of(model))
     busy = bool(changes.keys() & {"num_rows", "queued_tokens"})
-    return idle._replace(**{"is_idle": float(not busy), **changes})
+    role = role_for(Work.PROMPT if changes.get("leans_to_prompts") else Work.STREAM)
+    return idle._replace(**{"is_idle": float(not busy), "least_prompt_share": role.prompt_share, **changes})
 
 
 def fleet_of(*replicas: Standing) -> Standings:
