@@ -297,7 +297,7 @@ def elastic_rows(num_replicas: int = 256, num_repeats: int = 50, *, share_hosts:
 
     The request was promised something, so that every prediction counts.
     """
-    halves = {role: {f"{role}-{number:03}": 1000 for number in range(num_replicas // 2)} for role in ROLES}
+    halves = {role: {f"{role}-{at:03}": 1000 for at in range(num_replicas // 2)} for role in ("prefill", "decode")}
     workers = UnitedWorkers({role: Names(sizes, share_hosts=share_hosts) for role, sizes in halves.items()})  # type: ignore[dict-item]
     pool = ReplicaPool(
         ROLES["prefill"],

@@ -171,8 +171,8 @@ class LiveCluster:
 
 
 def members(status: dict[str, Any], role: str) -> list[Row]:
-    """The running processes of a role."""
-    rows: list[Row] = status["routers"] if role == "router" else status["pools"][role]
+    """The running processes of a role; none if the cluster has no such pool."""
+    rows: list[Row] = status["routers"] if role == "router" else status["pools"].get(role, [])
     return [row for row in rows if row["state"] == "running" and row["pid"] is not None]
 
 
@@ -180,8 +180,8 @@ def is_whole(status: dict[str, Any], wanted: dict[str, int], *, ended: Set[str] 
     """True when each role has as many members as before, and all of them take requests. Members in ``ended`` do not
     count, even if the cluster has not noticed their end yet."""
     return all(
-        len([row for row in members(status, role) if name_of(row) not in ended and takes_requests(row)]) >= wanted[role]
-        for role in MEMBERS
+        len([row for row in members(status, role) if name_of(row) not in ended and takes_requests(row)]) >= number
+        for role, number in wanted.items()
     )
 
 

@@ -13,7 +13,7 @@ from cluster.config.config import BatonConfig
 from cluster.config.served_model import ServedModel
 from cluster.plan.inventory import GIB, Node, load_nodes
 from cluster.plan.place_remedies import describe
-from cluster.plan.placement import POOLS, NoGpuError, Placement, first_replicas, this_machine
+from cluster.plan.placement import NoGpuError, Placement, first_replicas, this_machine
 from cluster.plan.plan import Plan, make_plan
 from cluster.plan.sizing import EngineSize
 from engine.contract.errors import ConfigError
@@ -65,7 +65,7 @@ def report(config: BatonConfig, model: ServedModel, made: Plan) -> Iterator[str]
     for problem in made.problems:
         yield f"does not fit: {problem}"
     yield from (f"warning: {warning}" for warning in made.warnings)
-    for name in POOLS:
+    for name in config.pools:
         if not made.placement.room[name] and not made.problems:
             yield f"note: no room for one more {name} worker: updates stop each worker before they start its successor"
 

@@ -28,7 +28,7 @@ from cluster.deploy.serve_start import ProxyError, ProxyPlace, begin_serve, last
 from cluster.deploy.serve_status import applications, running_pools
 from cluster.plan.growth import growth_warnings
 from cluster.plan.inventory import Node, nodes_of_ray
-from cluster.plan.placement import NOTHING_RUNS, POOLS, Placement, place, usable_cores
+from cluster.plan.placement import NOTHING_RUNS, Placement, place, usable_cores
 from cluster.plan.plan import placement_problem, transfer_problem, transfer_warnings
 from cluster.serve.graph import build_graph
 from cluster.serve.server_info import record_effective
@@ -145,7 +145,7 @@ class Deployment:
     def _explained(self, report: StartReport) -> str:
         """Why a worker refuses to start, with settings named by their keys in the configuration."""
         refusal = report.refusal or ""
-        return self.config.with_keys(refusal, report.role) if report.role in POOLS else refusal
+        return self.config.with_keys(refusal, report.role) if report.role in self.config.pools else refusal
 
     def wait(self, progress: Progress) -> None:
         """Return when every replica is ready.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from cluster.config.config import BatonConfig
 from cluster.plan.change import Change, first_that_helps
 from cluster.plan.inventory import Node
-from cluster.plan.placement import POOLS, Placement, RunningPool, most_replicas, place
+from cluster.plan.placement import Placement, RunningPool, most_replicas, place
 from engine.contract.errors import ConfigError
 
 KEYS = ("num_gpus", "num_cpus", "max_per_node")
@@ -20,12 +20,12 @@ def growth_warnings(config: BatonConfig, nodes: Sequence[Node]) -> Iterator[str]
 
     These are only warnings, because Ray may add machines. There are none where a problem is already reported.
     """
-    for pool in POOLS:
+    for pool in config.pools:
         most = most_replicas(config, pool)
         grown = _grown(config, pool, nodes)
         if config.pool(pool).scaling is None or grown.homeless() or grown.counts[pool] >= most:
             continue
-        others = " and ".join(_workers(grown.counts[other], other) for other in POOLS if other != pool)
+        others = " and ".join(_workers(grown.counts[other], other) for other in config.pools if other != pool)
         where = f"the {len(nodes)} machines have" if len(nodes) > 1 else "the one machine has"
         remedies = [change.describe(config) for change in _changes(config, pool, grown.counts[pool], nodes)]
         yield (
@@ -37,7 +37,7 @@ def growth_warnings(config: BatonConfig, nodes: Sequence[Node]) -> Iterator[str]
 
 def _grown(config: BatonConfig, pool: str, nodes: Sequence[Node]) -> Placement:
     """The placement with one pool at its maximum, and the other one at its minimum."""
-    numbers = {**dict.fromkeys(POOLS, 0), pool: most_replicas(config, pool)}
+    numbers = {**dict.fromkeys(config.pools, 0), pool: most_replicas(config, pool)}
     return place(config, nodes, running={name: RunningPool(num_replicas=number) for name, number in numbers.items()})
 
 
@@ -53,10 +53,10 @@ def _changes(config: BatonConfig, pool: str, num_fitting: int, nodes: Sequence[N
         return not grown.homeless() and grown.counts[pool] >= most_replicas(changed, pool)
 
     for name in KEYS:
-        given = [other for other in sorted(POOLS, key=lambda other: other != pool) if _has(config, other, name)]
+        given = [other for other in sorted(config.pools, key=lambda other: other != pool) if _has(config, other, name)]
         changes = [Change.of(((other, name), None)) for other in given]
         if len(given) > 1:
-            changes.append(Change.of(*(((other, name), None) for other in POOLS)))
+            changes.append(Change.of(*(((other, name), None) for other in config.pools)))
         found = first_that_helps(changes, config, helps)
         if found is not None:
             yield found

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from cluster.config.config import BatonConfig
 from cluster.plan.change import Change, Key
 from cluster.plan.place_remedies import fewer
-from cluster.plan.placement import POOLS, first_replicas
+from cluster.plan.placement import first_replicas
 from cluster.plan.sizing import EngineRoom, size_engine
 from engine.contract.config import CacheConfig
 from engine.contract.errors import ConfigError
@@ -36,9 +36,9 @@ def memory_changes(pool: str, room: EngineRoom, config: BatonConfig) -> Iterator
     yield _larger_steps(pool, room, config)
     yield _smaller_blocks(room, config)
     if room.gpu_share < 1.0:
-        yield from (_less_growth(config, other) for other in POOLS)
+        yield from (_less_growth(config, other) for other in config.pools)
         yield _larger_parts(room, config)
-    for other in POOLS:
+    for other in config.pools:
         yield (fewer(config, other, count) for count in range(first_replicas(config, other) - 1, 0, -1))
 
 
@@ -119,10 +119,10 @@ def _larger_steps(pool: str, room: EngineRoom, config: BatonConfig) -> Iterator[
 
 def _smaller_blocks(room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
     """Smaller blocks, in both pools: KV cannot be handed over between different block sizes."""
-    places: list[Key] = [(), *((pool,) for pool in POOLS)]
+    places: list[Key] = [(), *((pool,) for pool in config.pools)]
     given = [
         (*place, "cache", "block_size")
-        for place, section in zip(places, (config, *map(config.pool, POOLS)), strict=True)
+        for place, section in zip(places, (config, *map(config.pool, config.pools)), strict=True)
         if "block_size" in section.cache.model_fields_set  # type: ignore[attr-defined]  # made at run time
     ]
     for block_size in (room.engine.scheduler.max_num_batched_tokens, CacheConfig().block_size):
@@ -140,18 +140,18 @@ def _less_growth(config: BatonConfig, pool: str) -> Iterator[Change]:
 
 def _larger_parts(room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
     """Explicit parts of a GPU, which reserve nothing for workers that the load may add."""
-    sections = [config.pool(pool) for pool in POOLS]
+    sections = [config.pool(pool) for pool in config.pools]
     if any(section.num_gpus is not None for section in sections) or all(
         section.scaling is None for section in sections
     ):
         return
-    num_first = sum(first_replicas(config, pool) for pool in POOLS)
+    num_first = sum(first_replicas(config, pool) for pool in config.pools)
     for num_parts in range(round(1 / room.gpu_share) - 1, num_first - 1, -1):
-        yield Change.of(*(((pool, "num_gpus"), math.floor(100 / num_parts) / 100) for pool in POOLS))
+        yield Change.of(*(((pool, "num_gpus"), math.floor(100 / num_parts) / 100) for pool in config.pools))
 
 
 def _on_cpu(config: BatonConfig) -> Change:
-    asked = [pool for pool in POOLS if config.pool(pool).num_gpus is not None]
+    asked = [pool for pool in config.pools if config.pool(pool).num_gpus is not None]
     return Change.of((("device",), "cpu"), *(((pool, "num_gpus"), None) for pool in asked))
 
 

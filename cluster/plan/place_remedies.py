@@ -12,7 +12,7 @@ from cluster.config.names import ROUTER
 from cluster.config.pool import MAX_PER_NODE
 from cluster.plan.change import Change, Key
 from cluster.plan.inventory import Node
-from cluster.plan.placement import POOLS, SMALL_CPU_SHARE, Placed, Placement, first_replicas
+from cluster.plan.placement import SMALL_CPU_SHARE, Placed, Placement, first_replicas
 
 LITTLE = 0.001
 """Amount of a custom resource that keeps workers on machines that offer it, without limiting their number."""
@@ -23,12 +23,12 @@ def place_changes(
 ) -> Iterator[Iterator[Change]]:
     """Groups of changes. Of each group, the first one that helps is suggested."""
     yield _fewer_of_it(placed, placement, config)
-    yield from (_fewer_of_pool(config, pool) for pool in POOLS if pool != placed.deployment)
+    yield from (_fewer_of_pool(config, pool) for pool in config.pools if pool != placed.deployment)
     if placed.deployment == ROUTER and config.router_per_node:
         yield iter([Change.of((("router_per_node",), False))])
     if placed.deployment == ROUTER:
         yield _room_for_routers(config)
-    for pool in POOLS:
+    for pool in config.pools:
         if placed.deployment in (pool, ROUTER):
             yield _more_per_node(config, pool)
             yield _less_of_resources(config, pool, nodes)
@@ -86,7 +86,7 @@ def _less_of_amounts(config: BatonConfig, pool: str, nodes: Sequence[Node]) -> I
 
 def _room_for_routers(config: BatonConfig) -> Iterator[Change]:
     """Every worker reserves less, by the CPUs of one or more routers."""
-    asked = {pool: config.pool(pool).num_cpus for pool in POOLS}
+    asked = {pool: config.pool(pool).num_cpus for pool in config.pools}
     for left in (SMALL_CPU_SHARE, 0.5, 1.0):
         keys = [((pool, "num_cpus"), _rounded_down(cpus - left)) for pool, cpus in asked.items() if cpus is not None]
         if keys and all(amount > 0 for _, amount in keys):

@@ -17,7 +17,6 @@ from cluster.config.names import ROUTER
 from cluster.plan.inventory import Node
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
-from router.roles import ROLES
 
 EPSILON = 1e-6
 """Ray reserves resources in steps of 0.0001."""
@@ -28,9 +27,6 @@ too little to keep one from starting."""
 
 SMALLEST_PART = 0.01
 """The smallest part of a GPU that a worker may have."""
-
-POOLS = tuple(ROLES)
-"""The pools, by the names of their roles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,21 +148,22 @@ def place(
     Raises:
         NoGpuError: GPUs were asked for, and there are none.
     """
+    running = {pool: running[pool] for pool in config.pools if pool in running}
     board = _Board(nodes)
-    demands = {pool: demands_of(config, pool, nodes) for pool in POOLS}
+    demands = {pool: demands_of(config, pool, nodes) for pool in config.pools}
     takes: dict[str, Mapping[str, float]] = {**demands, ROUTER: {"CPU": SMALL_CPU_SHARE}}
-    limits = {pool: config.pool(pool).max_per_node for pool in POOLS}
+    limits = {pool: config.pool(pool).max_per_node for pool in config.pools}
     limits[ROUTER] = 1 if config.router_per_node else None
 
     def put(name: str, number: int) -> Placed:
         node = board.take(name, takes[name], at_most=limits[name])
         return Placed(deployment=name, number=number, node=node, demands=takes[name], at_most=limits[name])
 
-    wanted = {pool: first_replicas(config, pool, running) for pool in POOLS}
-    needed = {pool: min(wanted[pool], first_replicas(config, pool)) for pool in POOLS}
+    wanted = {pool: first_replicas(config, pool, running) for pool in config.pools}
+    needed = {pool: min(wanted[pool], first_replicas(config, pool)) for pool in config.pools}
     needed[ROUTER] = _num_routers(config, nodes)
     placed = [put(name, number) for name, count in needed.items() for number in range(1, count + 1)]
-    for pool in POOLS:
+    for pool in config.pools:
         grown = (put(pool, number) for number in range(needed[pool] + 1, wanted[pool] + 1))
         placed.extend(itertools.takewhile(lambda item: item.node is not None, grown))
     counts = Counter(item.deployment for item in placed)
@@ -175,7 +172,7 @@ def place(
         boards.append(_board_meanwhile(nodes, running, counts, takes))
     return Placement(
         placed=tuple(placed),
-        shares={pool: _share(config, pool, demands[pool], placed) for pool in POOLS},
+        shares={pool: _share(config, pool, demands[pool], placed) for pool in config.pools},
         counts=counts,
         room={name: all(on.has_room(name, takes[name], at_most=limits[name]) for on in boards) for name in counts},
     )
@@ -245,7 +242,7 @@ def _even_part(config: BatonConfig, num_gpus: float) -> float:
         leaves_room = num_gpus == 1 and config.pool(pool).num_gpus is None
         return most_replicas(config, pool) if leaves_room else first_replicas(config, pool)
 
-    num_parts = math.ceil(sum(count(pool) for pool in POOLS) / num_gpus)
+    num_parts = math.ceil(sum(count(pool) for pool in config.pools) / num_gpus)
     return max(_rounded_down(1 / num_parts), SMALLEST_PART)
 
 
@@ -265,7 +262,7 @@ def _share(config: BatonConfig, pool: str, demands: Mapping[str, float], placed:
 
 def num_workers_on(node: Node, placed: Sequence[Placed]) -> int:
     """The number of engines on a machine."""
-    return sum(item.node is node and item.deployment in POOLS for item in placed)
+    return sum(item.node is node and item.deployment != ROUTER for item in placed)
 
 
 class _Board:
@@ -318,7 +315,7 @@ def usable_cores() -> int:
 def logical_cpus(config: BatonConfig, *, num_cores: int) -> int:
     """CPUs that a private Ray must claim to have, so that every process of the configuration can be placed."""
     workers = 0.0
-    for pool in POOLS:
+    for pool in config.pools:
         num_cpus = config.pool(pool).num_cpus
         workers += most_replicas(config, pool) * (num_cpus if num_cpus is not None else SMALL_CPU_SHARE)
     return max(num_cores, math.ceil(workers + config.router_replicas * SMALL_CPU_SHARE) + 1)
@@ -329,7 +326,7 @@ def wanted_resources(config: BatonConfig) -> dict[str, float]:
     serves every pool.
     """
     wanted: Counter[str] = Counter()
-    for pool in POOLS:
+    for pool in config.pools:
         section = config.pool(pool)
         for name, amount in section.resources.items():
             wanted[name] += math.ceil(most_replicas(config, pool) * amount)

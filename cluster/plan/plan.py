@@ -16,7 +16,6 @@ from cluster.plan.memory_remedies import memory_changes, memory_remedy
 from cluster.plan.place_remedies import describe_lack, machine_remedy, place_changes
 from cluster.plan.placement import (
     NOTHING_RUNS,
-    POOLS,
     Placed,
     Placement,
     RunningPool,
@@ -130,9 +129,11 @@ def transfer_problem(config: BatonConfig, placement: Placement) -> str:
     is_local: bool = config.kv_transfer.transport == "local"  # type: ignore[attr-defined]  # made at run time
     if not is_local or len(machines) < 2:
         return ""
+    resources = " and ".join(f"{pool}.resources" for pool in config.pools)
+    which = "both" if len(config.pools) == 2 else "all"
     return (
         f"kv_transfer.transport is local, but workers would run on {len(machines)} machines ({', '.join(machines)}): "
-        "set it to network, or keep both pools on one machine with prefill.resources and decode.resources"
+        f"set it to network, or keep {which} pools on one machine with {resources}"
     )
 
 
@@ -213,7 +214,7 @@ def _sizes(
 ) -> tuple[dict[str, EngineSize], list[_Problem]]:
     sizes: dict[str, EngineSize] = {}
     problems: list[_Problem] = []
-    for pool in POOLS:
+    for pool in config.pools:
         share = placement.shares[pool]
         room = EngineRoom.of(
             share.apply(config.engine_config(pool, model=model.path, num_threads=share.num_threads)),

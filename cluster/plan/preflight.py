@@ -18,7 +18,6 @@ from engine.model.registry import ANY_CODE, load_model_config
 from engine.model.weights.shards import check_shards
 from kv_transfer.nixl.ucx_access import SHARED_MEMORY, shared_memory_lack
 from router.errors import ModelDirectoryError
-from router.roles import ROLES
 from router.security import SecurityError
 from router.telemetry.availability import TracingUnavailableError, check_available
 from router.text.generation_config import load_generation_defaults
@@ -137,7 +136,7 @@ def check_draft_model(config: BatonConfig, path: Path) -> None:
         PreflightError: Its directory is not a checkpoint, or its token ids have other meanings.
     """
     drafts: set[Path] = set()
-    for pool in ROLES:
+    for pool in config.pools:
         try:
             draft = DraftEngine.of(config.engine_config(pool, model=path, num_threads=1))
             if draft is not None and (draft_path := draft.config.model.path) not in drafts:
@@ -230,7 +229,7 @@ def check_shared_memory(config: BatonConfig, folder: Path = SHARED_MEMORY) -> No
     """
     if config.transfer_options().transport != "local":
         return
-    lack = shared_memory_lack(num_agents=sum(config.num_replicas(pool) for pool in ROLES), folder=folder)
+    lack = shared_memory_lack(num_agents=sum(config.num_replicas(pool) for pool in config.pools), folder=folder)
     if lack:
         raise PreflightError(lack)
 

@@ -85,7 +85,7 @@ def build_graph(
     )(RouterIngress)
     if config.router_per_node:
         ingress = ingress.options(max_replicas_per_node=1, max_surge_percent=0)
-    return _versioned(ingress, settings).bind(
+    return _versioned(ingress, (settings, config.pools)).bind(  # routers reach only the pools that they are bound to
         settings, **{name: _bind_worker(worker, config.role(name), config, model, placement) for name in config.pools}
     )
 

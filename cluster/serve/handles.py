@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -20,7 +20,6 @@ from engine.contract.step_frame import FrameError, unpack_step
 from kv_transfer.fault_options import FaultOptions
 from router.pool.workers import ReplicaStatus, WorkerRefusedError, WorkerUnavailableError
 from router.report.router_report import RouterReport
-from router.roles import ROLES
 from router.settings import RouterSettings
 from router.stored_responses.store import Order, StoredResponse
 from router.trace.origin import Viewer
@@ -249,21 +248,23 @@ class ServeTargets:
     The controller's method is private to Serve. Ray is pinned to one version, and tests/e2e would show a change.
     """
 
-    def __init__(self, controller: Any) -> None:
+    def __init__(self, controller: Any, pools: Collection[str]) -> None:
+        """``pools`` are the cluster's, by the names of their roles."""
         self._controller = controller
+        self._pools = pools
 
     @classmethod
-    def of_this_cluster(cls) -> ServeTargets:
+    def of_this_cluster(cls, pools: Collection[str]) -> ServeTargets:
         """The targets of the Serve that runs this process. Call it at the start: looking the controller up blocks while
         Ray's head node is away."""
-        return cls(ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE))
+        return cls(ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE), pools)
 
     async def numbers(self, *, timeout_s: float) -> Mapping[str, int]:
         """Serve's target number of workers, by role; roles are missing while Serve's controller does not answer."""
         known: dict[str, int] = {}
         with contextlib.suppress(RayError, KeyError, TimeoutError):
             async with asyncio.timeout(timeout_s):
-                for role in ROLES:
+                for role in self._pools:
                     details = await self._controller.get_deployment_details.remote(APP_NAME, role)
                     known[role] = details.target_num_replicas
         return known

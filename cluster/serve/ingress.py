@@ -77,7 +77,7 @@ class RouterIngress:
             aliases=settings.model_aliases,
             tracer=make_tracer(settings.tracing, role=ROUTER, instance_id=router_id),
         )
-        service.view.wanted = ServeTargets.of_this_cluster()
+        service.view.wanted = ServeTargets.of_this_cluster(self._callers)
         service.scaling.orders = ServeSizes(self._callers, timeout_s=settings.router.abort_timeout_s)
         # Loaded modules stay for good: the collector need not scan them again and again.
         gc.collect()

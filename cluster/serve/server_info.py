@@ -17,7 +17,7 @@ from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from cluster.config.config import BatonConfig
 from cluster.config.names import EFFECTIVE, NAMESPACE
 from cluster.config.served_model import ServedModel
-from cluster.plan.placement import POOLS
+from router.roles import ROLES
 
 HIDDEN = "(hidden)"
 SECRETS = ("api_keys", "admin_keys")
@@ -31,13 +31,13 @@ def effective(config: BatonConfig, model: ServedModel, own_admin_key: str | None
 
     Of keys only the number is shown, although only their hashes are known here.
     """
-    values = config.model_dump(mode="json", exclude={*ENGINE_SECTIONS, *POOLS, "kv_transfer", "router", "metrics"})
+    values = config.model_dump(mode="json", exclude={*ENGINE_SECTIONS, *ROLES, "kv_transfer", "router", "metrics"})
     values["model"] = str(model.path)
     values["served_model_name"] = [model.name, *model.aliases]
     values["kv_transfer"] = dataclasses.asdict(config.transfer_options())
     _, router = config.settings_of_routers(own_admin_key)
     values["router"] = dataclasses.asdict(router)
-    for pool in POOLS:
+    for pool in config.pools:
         engine = config.engine_config(pool, model=model.path, num_threads=1)
         values[pool] = {
             **config.pool(pool).model_dump(mode="json", exclude=set(ENGINE_SECTIONS)),

@@ -226,6 +226,9 @@ async def test_workers_have_the_time_that_the_settings_give_them() -> None:
     assert caller.timeouts_s == {"submit": 77.0, "abort": 55.0, "drain": 55.0, "set_faults": 55.0}
 
 
+POOLS = ("prefill", "decode")
+
+
 class Controller:
     """Serve's, as far as it is asked here: what it means to run, or that it cannot say."""
 
@@ -240,7 +243,7 @@ class Controller:
     async def remote(self, app: str, deployment: str) -> SimpleNamespace:
         """One answer."""
         assert app == "baton"
-        assert deployment in ("prefill", "decode")
+        assert deployment in POOLS
         answer = next(self._answers)
         if isinstance(answer, Exception):
             raise answer
@@ -248,9 +251,9 @@ class Controller:
 
 
 async def test_wanted_workers_are_those_that_serve_means_to_run() -> None:
-    assert await ServeTargets(Controller(2, 5)).numbers(timeout_s=1) == {"prefill": 2, "decode": 5}
+    assert await ServeTargets(Controller(2, 5), POOLS).numbers(timeout_s=1) == {"prefill": 2, "decode": 5}
 
 
 @pytest.mark.parametrize("error", [ActorDiedError(), KeyError("decode"), TimeoutError()])
 async def test_wanted_workers_are_not_known_while_serve_cannot_say(error: Exception) -> None:
-    assert await ServeTargets(Controller(2, error)).numbers(timeout_s=1) == {"prefill": 2}
+    assert await ServeTargets(Controller(2, error), POOLS).numbers(timeout_s=1) == {"prefill": 2}

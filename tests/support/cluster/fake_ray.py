@@ -22,7 +22,6 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from cluster.commands.signals import STOP_SIGNALS
 from cluster.config.names import APP_NAME
-from router.roles import ROLES
 
 RUNNING, STARTING, FAILED = ApplicationStatus.RUNNING, ApplicationStatus.DEPLOYING, ApplicationStatus.DEPLOY_FAILED
 LEAVING = ApplicationStatus.DELETING
@@ -80,8 +79,10 @@ class FakePools:
 
     def take(self, graph: Any) -> None:
         """Deploy a graph."""
-        for role in ROLES:
-            deployment = graph._bound_deployment.init_kwargs[role]._bound_deployment
+        pools = graph._bound_deployment.init_kwargs
+        self.targets = {role: number for role, number in self.targets.items() if role in pools}
+        for role, bound in pools.items():
+            deployment = bound._bound_deployment
             self.told[role] = config = deployment._deployment_config
             self._infos[role] = info = DeploymentInfo(
                 deployment_config=config,

@@ -68,7 +68,7 @@ def wait_for_rest(url: str) -> dict[str, Any]:
 
 def is_at_rest(status: dict[str, Any]) -> bool:
     """True if no router and no worker has work, or holds anything."""
-    rows = (*status["pools"]["prefill"], *status["pools"]["decode"])
+    rows = [row for pool in status["pools"].values() for row in pool]
     return not (
         any(router["server_load"] for router in status["routers"])
         or any(row[name] for row in rows for name in HELD)
@@ -78,7 +78,7 @@ def is_at_rest(status: dict[str, Any]) -> bool:
 
 def assert_at_rest(status: dict[str, Any]) -> None:
     """I2: no worker runs, waits for, loads or holds anything."""
-    for replica in (*status["pools"]["prefill"], *status["pools"]["decode"]):
+    for replica in [row for pool in status["pools"].values() for row in pool]:
         assert {name: replica[name] for name in HELD} == dict.fromkeys(HELD, 0), replica
         assert replica["num_free_blocks"] == replica["num_blocks"], replica
         assert replica["counters"]["num_integrity_failures"] == 0, replica
