@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from dataclasses import dataclass, replace
 
 from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.contract.role import Work
 from router.balance.leaning_control import LeaningControl, goals_of
 from router.balance.rebalancer import Rebalancer
 from router.balance.streams import LiveStreams
@@ -24,7 +25,7 @@ from router.report.router_report import LeaningNote
 from router.request.generation import Generation
 from router.request.orchestrator import Orchestrator
 from router.roles import ROLES
-from router.wire.linked_calls import make_links, role_views
+from router.wire.linked_calls import link_for, make_links, role_views
 from simulation.faults.network import ConnectedPool, Connections
 from simulation.kv.transfers import VirtualFabric
 from simulation.layout import Layout, Pool
@@ -88,18 +89,17 @@ class VirtualRouter:
         self._period_s = min(settings.report_period_s, settings.backoff_min_s) / 2
         self.streams = streams = LiveStreams(clock=loop.time)
         self.orchestrator = Orchestrator(
-            self.links["prefill"],
-            self.links["decode"],
+            *(link_for(self.links, work) for work in Work),
             streams=streams,
             settings=settings,
             counters=self.counters,
             clock=loop.time,
         )
-        decode_pool = self.links["decode"].pool
-        self._rebalancer = Rebalancer(decode_pool, streams, settings=settings, counters=self.counters, clock=loop.time)
+        pool = link_for(self.links, Work.STREAM).pool
+        self._rebalancer = Rebalancer(pool, streams, settings=settings, counters=self.counters, clock=loop.time)
         self._leanings = LeaningControl(
-            decode_pool,
-            decode_pool.workers,
+            pool,
+            pool.workers,
             view=board,
             own_id=router_id,
             settings=settings,
@@ -164,11 +164,7 @@ class VirtualCluster:
         self.workers: dict[str, VirtualWorker] = {}
         self._num_hosts, self._num_on_host = 1, 0
         self._host = Host(self._address())
-        pools = {
-            "prefill": self._pool("prefill", layout.prefill, seed),
-            "decode": self._pool("decode", layout.decode, seed),
-        }
-        self.pools = pools
+        self.pools = {role: self._pool(role, pool, seed) for role, pool in layout.pools.items()}
         self.board = VirtualBoard(layout.num_routers)
         self.routers = [self._router(router_id, layout) for router_id in self.board.router_ids]
         self._router_numbers = itertools.count(layout.num_routers)
@@ -200,7 +196,7 @@ class VirtualCluster:
 
     def add_worker(self, role: str) -> VirtualWorker:
         """Add a worker. Routers find it at their next refresh."""
-        worker = self._worker(role, self.layout.prefill if role == "prefill" else self.layout.decode)
+        worker = self._worker(role, self.layout.pools[role])
         self.pools[role].workers[worker.spec.name] = worker
         return worker
 
@@ -248,7 +244,7 @@ class VirtualCluster:
         """Send a request to the next router in turn, now or at ``sent_s``, and wait for the answer."""
         number = next(self._numbers)
         router = self.routers[number % len(self.routers)]
-        loop, model = asyncio.get_running_loop(), self.layout.decode.machine.router
+        loop, model = asyncio.get_running_loop(), self.layout.machine.router
         sent_s = loop.time() if sent_s is None else sent_s
         outcome = Outcome(
             sent_s=sent_s, kind=arrival.kind, num_prompt_tokens=len(arrival.prompt), promise=arrival.promise
@@ -284,7 +280,7 @@ class VirtualCluster:
 
     async def _read(self, generation: Generation, outcome: Outcome) -> Outcome:
         """Record the tokens of one choice as they arrive."""
-        loop, message_s = asyncio.get_running_loop(), self.layout.decode.machine.router.message_s
+        loop, message_s = asyncio.get_running_loop(), self.layout.machine.router.message_s
         generation.mailbox.joins_deltas = True
         try:
             while deltas := await generation.take():

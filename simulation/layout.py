@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from engine.contract.config import SchedulerConfig
@@ -73,11 +74,14 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A cluster: the pools of workers, their machines, the number of routers, and what the routers promise."""
+    """A cluster: the pools of workers, their machines, the number of routers, and what the routers promise. ``others``
+    are pools of further roles, by the role's name.
+    """
 
     name: str
     prefill: Pool
     decode: Pool
+    others: Mapping[str, Pool] = field(default_factory=dict)
     settings: RouterSettings = field(default=ROUTER)
     num_routers: int = 1
     streamed: bool = True
@@ -93,7 +97,22 @@ class Layout:
     @property
     def num_workers(self) -> int:
         """The number of all workers."""
-        return self.prefill.num_workers + self.decode.num_workers
+        return sum(pool.num_workers for pool in self.pools.values())
+
+    @property
+    def pools(self) -> Mapping[str, Pool]:
+        """All pools, by the names of their roles."""
+        return {"prefill": self.prefill, "decode": self.decode, **self.others}
+
+    def with_pools(self, change: Callable[[Pool], Pool]) -> Layout:
+        """The layout with every pool changed."""
+        others = {role: change(pool) for role, pool in self.others.items()}
+        return replace(self, prefill=change(self.prefill), decode=change(self.decode), others=others)
+
+    @property
+    def machine(self) -> Machine:
+        """What the machines of all pools have in common: the model, and its routers."""
+        return self.decode.machine
 
 
 def _router(num_workers: int) -> RouterSettings:

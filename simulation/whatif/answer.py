@@ -139,10 +139,10 @@ def with_large_blocks(layout: Layout, arrivals: Sequence[Arrival]) -> Layout:
     longest = min(MAX_BLOCK_TOKENS, fmean(len(arrival.prompt) for arrival in arrivals) / BLOCKS_OF_PROMPT)
     promises = {layout.promise, *(arrival.promise for arrival in arrivals)}
     gap_ms = min((promise.itl_ms for promise in promises if promise.itl_ms is not None), default=None)
-    token_s = layout.decode.machine.step_time.prompt_token_s
+    token_s = layout.machine.step_time.prompt_token_s
     if gap_ms is not None and token_s > 0.0:
         longest = min(longest, BLOCK_SHARE_OF_GAP * gap_ms / 1e3 / token_s)
-    return replace(layout, prefill=_with(layout.prefill, longest), decode=_with(layout.decode, longest))
+    return layout.with_pools(lambda pool: _with(pool, longest))
 
 
 def _with(pool: Pool, longest: float) -> Pool:
