@@ -126,6 +126,7 @@ class Sampler:
             "roles": "elastic" if self._settings.is_elastic else "fixed",
             "takes_orders": self._settings.admin_api,
             "allows_faults": self._settings.allows_faults,
+            "pools": [pool.role for pool in self._pools],
             "wanted": dict(self._view.num_wanted()),
             "routers": {name: dict(row) for name, row in self._view.router_rows().items()},
             "workers": workers,

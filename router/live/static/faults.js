@@ -51,4 +51,8 @@ function begin(give) {
 
 export function showFaults(state) {
   byId("faults").hidden = !(state.allows_faults && state.takes_orders);
+  const known = [...byId("fault-role").options].map((option) => option.value);
+  for (const role of state.pools) {
+    if (!known.includes(role)) byId("fault-role").append(make("option", { value: role, text: `${role} workers` }));
+  }
 }

@@ -59,8 +59,7 @@ byId("show-traffic").addEventListener("change", (event) => {
   byId("timeline").classList.toggle("without-traffic", !event.target.checked);
 });
 
-function order(action, replica, worker) {
-  const other = worker.leaning === "prefill" ? "decode" : "prefill";
+function order(action, replica, role) {
   const asked = {
     drain: {
       title: "Drain this worker?",
@@ -69,10 +68,10 @@ function order(action, replica, worker) {
       done: `${replica} drains`,
     },
     lean: {
-      title: `Have this worker lean to ${other}?`,
-      text: `${replica} prefers the work of ${other} from now on; its running requests continue.`,
-      body: { replica, role: other },
-      done: `${replica} leans to ${other}`,
+      title: `Have this worker lean to ${role}?`,
+      text: `${replica} prefers the work of ${role} from now on; its running requests continue.`,
+      body: { replica, role },
+      done: `${replica} leans to ${role}`,
     },
   }[action];
   return give(action, asked);

@@ -23,7 +23,7 @@ export function showLegend() {
   );
 }
 
-// `orders(action, replica, worker)` carries out what a button says.
+// `orders(action, replica, role)` carries out what a button says.
 export function showWorkers(state, orders) {
   const names = Object.keys(state.workers).sort((a, b) => place(state, a).localeCompare(place(state, b)));
   const grid = byId("workers");
@@ -40,7 +40,10 @@ export function showWorkers(state, orders) {
   for (const [name, card] of cards) if (!(name in state.workers)) leave(name, card);
 }
 
-const place = (state, name) => `${state.workers[name].role === "prefill" ? 0 : 1} ${name}`;
+const place = (state, name) => `${state.pools.indexOf(state.workers[name].role)} ${name}`;
+
+// The role that an order would have a worker lean to: the next one.
+const nextRole = (pools, leaning) => pools[(pools.indexOf(leaning) + 1) % pools.length];
 
 function newCard(name, orders) {
   const part = {
@@ -66,14 +69,14 @@ function newCard(name, orders) {
     make("div", { name: "foot" }, part.queue, make("div", { name: "actions" }, part.drain, part.lean)),
   );
   part.drain.setAttribute("aria-label", `Drain ${name}`);
-  part.drain.addEventListener("click", () => orders("drain", name, part.worker));
-  part.lean.addEventListener("click", () => orders("lean", name, part.worker));
+  part.drain.addEventListener("click", () => orders("drain", name));
+  part.lean.addEventListener("click", () => orders("lean", name, part.next));
   return part;
 }
 
 function fill(card, name, state) {
   const worker = state.workers[name];
-  card.worker = worker;
+  card.next = nextRole(state.pools, worker.leaning);
   clearTimeout(card.leaving);
   card.leaving = undefined;
   card.element.className = `card ${worker.state}`;
@@ -93,9 +96,8 @@ function fill(card, name, state) {
   card.drain.disabled = !takesOrders;
   card.lean.hidden = state.roles !== "elastic";
   card.lean.disabled = !takesOrders;
-  const other = worker.leaning === "prefill" ? "decode" : "prefill";
-  setText(card.lean, `Lean to ${other}`);
-  card.lean.setAttribute("aria-label", `Have ${name} lean to ${other}`);
+  setText(card.lean, `Lean to ${card.next}`);
+  card.lean.setAttribute("aria-label", `Have ${name} lean to ${card.next}`);
 }
 
 function showBlocks(bar, kv) {
