@@ -15,6 +15,7 @@ from rich.console import Console
 from cluster.commands.exits import EXIT_BAD_INPUT, EXIT_FAILURE, fail
 from cluster.commands.flags import DEFAULT_URL, AdminKey, Command, Key, Url, is_for_orders
 from cluster.commands.signals import stop_on_signals
+from router.roles import ROLES
 
 if TYPE_CHECKING:
     from simulation.whatif.calibration import Calibration
@@ -72,7 +73,7 @@ def drain(
 def lean(
     context: typer.Context,
     replica: Annotated[str, typer.Argument(help="Worker id from `baton status`, or its first characters.")],
-    role: Annotated[str, typer.Argument(help="Role to prefer: prefill or decode.")],
+    role: Annotated[str, typer.Argument(help=f"Role to prefer: {' or '.join(ROLES)}.")],
     url: Url = DEFAULT_URL,
     api_key: AdminKey = "",
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from cluster.cli import app
 from cluster.commands.flags import commands_of, options_of, variables_of
 from cluster.config.config import BatonConfig
 from cluster.config.config_file import section_type
+from router.roles import ROLES
 
 HEADER = """# Configuration
 
@@ -53,7 +54,7 @@ already has it; the key itself is not stored. Prefer `BATON_API_KEY`: every user
 line until the command has started and replaced it. `--api-key`, like `--served-model-name`, accepts several values.
 """
 
-POOL_SECTIONS = ("prefill", "decode")
+POOL_SECTIONS = tuple(ROLES)
 
 
 def configuration_page() -> str:
@@ -61,10 +62,10 @@ def configuration_page() -> str:
     lines = [HEADER, "## Top level", "", *table(BatonConfig)]
     for name, field in BatonConfig.model_fields.items():
         section = section_type(field.annotation)
-        if section is None or name == POOL_SECTIONS[1]:
+        if section is None or name in POOL_SECTIONS[1:]:
             continue
         is_pool = name in POOL_SECTIONS
-        title = " and ".join(f"`{pool}`" for pool in POOL_SECTIONS) if is_pool else f"`{name}`"
+        title = listed(f"`{pool}`" for pool in POOL_SECTIONS) if is_pool else f"`{name}`"
         about = "Settings of a single pool; they override those for all workers." if is_pool else field.description
         lines += ["", f"## {title}", "", about or "", "", *table(section)]
         lines += nested_tables(section, POOL_SECTIONS if is_pool else (name,))
@@ -90,8 +91,14 @@ def nested_tables(model: type[BaseModel], paths: Sequence[str]) -> Iterator[str]
     for name, field in model.model_fields.items():
         section = section_type(field.annotation)
         if section is not None and name not in BatonConfig.model_fields:
-            title = " and ".join(f"`{path}.{name}`" for path in paths)
+            title = listed(f"`{path}.{name}`" for path in paths)
             yield from ("", f"### {title}", "", field.description or "", "", *table(section))
+
+
+def listed(names: Iterable[str]) -> str:
+    """The names as a sentence has them."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def table(model: type[BaseModel]) -> Iterator[str]:

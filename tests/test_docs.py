@@ -28,6 +28,7 @@ from router.report.counters import ROUTER_COUNTERS
 from router.report.metric_rows import MetricFamily
 from router.report.metrics import RouterMetrics
 from router.report.worker_metrics import worker_families
+from router.roles import ROLES
 from scripts.figures_page import page as figures_page
 
 ROOT = Path(__file__).parents[1]
@@ -133,9 +134,7 @@ def test_make_targets_and_modules_exist(page: str) -> None:
 def test_keys_exist_and_have_the_defaults_that_the_page_says(page: str) -> None:
     for key in keys_of(PAGES[page]):
         assert key in DEFAULTS, f"there is no key {key}"
-    by_last = {
-        key.rpartition(".")[2]: value for key, value in DEFAULTS.items() if not key.startswith(("prefill", "decode"))
-    }
+    by_last = {key.rpartition(".")[2]: value for key, value in DEFAULTS.items() if not key.startswith(tuple(ROLES))}
     for key, number in re.findall(r"`([a-z_.]+)`\s\((\d+)(?:\ss)?[,;)]", PAGES[page]):
         assert DEFAULTS.get(key, by_last.get(key)) == int(number), key
     for key, default in re.findall(r"^\| `(\w+\.\w+)` \| .* \| `(\w+)` \|$", PAGES[page], re.MULTILINE):

@@ -15,7 +15,8 @@ def welcome(config: BatonConfig, model: ServedModel, *, logs: str) -> str:
     """The model, its URL, the place of the logs, and a command with which to try it."""
     url = base_url(config)
     body = json.dumps({"model": model.name, "messages": [{"role": "user", "content": model.example_question}]})
-    pools = f"{config.prefill_replicas} prefill, {config.decode_replicas} decode, {config.router_replicas} router"
+    pools = ", ".join(f"{config.num_replicas(pool)} {pool}" for pool in config.pools)
+    pools = f"{pools}, {config.router_replicas} router"
     has_keys = bool(config.security_settings().loaded().api_keys)
     key = ' -H "Authorization: Bearer $BATON_API_KEY"' if has_keys else ""
     lines = [

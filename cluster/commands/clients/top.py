@@ -21,6 +21,7 @@ from rich.text import Text
 
 from cluster.client import ClusterGoneError, NotBatonError, bearer
 from router.live.merge_patch import apply_patch
+from router.roles import ROLES
 
 EVENTS_PATH = "/admin/events"
 TIMEOUT = httpx.Timeout(10.0)
@@ -192,6 +193,10 @@ def _figures(state: Mapping[str, Any]) -> Text:
     return text
 
 
+def _place_of(role: str) -> int:
+    return list(ROLES).index(role) if role in ROLES else len(ROLES)
+
+
 def _workers(state: Mapping[str, Any], *, width: int) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("worker", no_wrap=True, max_width=max(width - 68, 8), overflow="ellipsis")
@@ -200,7 +205,7 @@ def _workers(state: Mapping[str, Any], *, width: int) -> Table:
     table.add_column("KV", no_wrap=True)
     for title in ("run", "wait", "load", "tok/s"):
         table.add_column(title, justify="right", no_wrap=True)
-    for name, row in sorted(state["workers"].items(), key=lambda item: (item[1]["role"] != "prefill", item[0])):
+    for name, row in sorted(state["workers"].items(), key=lambda item: (_place_of(item[1]["role"]), item[0])):
         queue = row["queue"]
         role = row["role"] if row["leaning"] == row["role"] else f"{row['role'][:3]}→{row['leaning']}"
         told = row.get("unhealthy", row["state"].replace("_", " "))
