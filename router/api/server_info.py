@@ -47,6 +47,6 @@ def _workers(service: RouterService) -> list[dict[str, object]]:
             "role": pool.role,
             **(dataclasses.asdict(replica.info) if replica.info is not None else {}),
         }
-        for pool in (service.prefill_pool, service.decode_pool)
+        for pool in service.role_views
         for replica in by_name(pool)
     ]

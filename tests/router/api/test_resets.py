@@ -13,6 +13,7 @@ import pytest
 
 from engine.contract.messages import CacheChanges
 from router.api.app import build_app
+from router.settings import RolesMode
 from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
 
 PATH = "/reset_prefix_cache"
@@ -146,11 +147,12 @@ async def test_web_page_of_another_origin_can_send_nothing_that_counts(model_dir
         assert rig.prefill[0].num_cached_tokens == 64
 
 
-async def test_server_info_tells_what_runs(model_dir: Path) -> None:
+@pytest.mark.parametrize("roles", ["fixed", "elastic"])
+async def test_server_info_tells_what_runs(model_dir: Path, roles: RolesMode) -> None:
     async def facts() -> Mapping[str, object]:
         return {"versions": {"ray": "2"}, "config": {"port": 8000}}
 
-    async with router_rig(model_dir, num_decode=2) as rig:
+    async with router_rig(model_dir, num_decode=2, settings=dataclasses.replace(FAST, roles=roles)) as rig:
         app = build_app(rig.service, facts=facts)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
             told = (await client.get("/server_info")).json()
