@@ -107,11 +107,18 @@ class BatonConfig(Section):
         description="Number of decode workers, which generate tokens. With `scaling`, the initial number, kept within "
         "its bounds.",
     )
+    mixed_replicas: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_REPLICAS,
+        description="Number of mixed workers, which compute prompts and generate, also with `roles: fixed`. With "
+        "`scaling`, the initial number, kept within its bounds.",
+    )
     roles: RolesMode = Field(
         default=DEFAULT_ROLES,
         description="`elastic`: every worker takes prompts and decoding alike, placed by predicted latency, and its "
         "role is only a preference ([routing.md](routing.md)). `fixed`: prefill workers only compute prompts, decode "
-        "workers generate.",
+        "workers generate, mixed workers do both.",
     )
     router_replicas: int = Field(
         default=1,
@@ -170,6 +177,7 @@ class BatonConfig(Section):
     )
     prefill: PoolSection = Field(default_factory=PoolSection, description="Settings of prefill workers only.")
     decode: PoolSection = Field(default_factory=PoolSection, description="Settings of decode workers only.")
+    mixed: PoolSection = Field(default_factory=PoolSection, description="Settings of mixed workers only.")
 
     @field_validator("served_model_name", mode="before")
     @classmethod

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from decode.role import DECODE
 from engine.contract.role import Role, Work
 from prefill.role import PREFILL
+from router.roles.mixed import MIXED
 
-ROLES: Mapping[str, Role] = {role.name: role for role in (PREFILL, DECODE)}
+ROLES: Mapping[str, Role] = {role.name: role for role in (PREFILL, DECODE, MIXED)}
 
 
 def role_named(name: str) -> Role:

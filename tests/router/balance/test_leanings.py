@@ -233,3 +233,13 @@ async def test_worker_that_does_not_answer_changes_nothing_and_is_asked_again() 
 
     assert len(asked) > 1
     assert world.counters["r0"].num_leaning_changes == 0
+
+
+async def test_mixed_workers_keep_their_leaning() -> None:
+    world = of(1, 3, prompt_rate=40_000, num_rows=20)
+    world.leanings["w9"] = "mixed"
+
+    await world.run(120)
+
+    assert {role for *_, role in world.changes} == {"prefill"}
+    assert world.leanings["w9"] == "mixed"

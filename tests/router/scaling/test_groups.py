@@ -33,3 +33,11 @@ def test_elastic_pools_are_sized_together() -> None:
     assert list(group.wanted) == ["prefill", "decode"]
     assert group.has_streams
     assert (group.over_tokens, group.up_to_tokens) == (0.0, float("inf"))
+
+
+def test_a_pool_for_both_kinds_of_work_is_sized_with_those_for_one() -> None:
+    (group,) = groups("fixed", "prefill", "decode", "mixed", following=("mixed",))
+
+    assert list(group.wanted) == ["prefill", "decode", "mixed"]
+    assert group.has_streams
+    assert (group.over_tokens, group.up_to_tokens) == (0.0, float("inf"))
