@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from router.api.answers.answer_format import AnswerHead, Collected, json_string
+from router.api.answers.answer_format import AnswerHead, Collected, json_string, with_field
 from router.api.answers.sse import StreamEnding
 from router.api.answers.turn_blocks import Block, BlockStep, TurnBlocks
 from router.api.errors import anthropic_error_body, status_of
@@ -34,10 +34,8 @@ class MessageFormat:
 
     def opening(self, index: int, output: TextOutput) -> bytes:  # noqa: ARG002 (there is one output)
         """The events before any text."""
-        start = _write(
-            "message_start", message=self._message([], None, None, usage=_usage(output, num_output_tokens=0))
-        )
-        return start + _write("ping")
+        message = self._message(None, None, usage=_usage(output, num_output_tokens=0))
+        return _write("message_start", message={**message, "content": []}) + _write("ping")
 
     def event(self, index: int, piece: TextPiece, output: TextOutput) -> bytes:  # noqa: ARG002 (there is one output)
         """One piece as events; empty if there is nothing to send yet. The last event ends the message."""
@@ -61,17 +59,16 @@ class MessageFormat:
         reason, sequence = self._stop_reason(choice.finish_reason, choice.stop_reason)
         content = [_content(block) for block in self._blocks.blocks if block.texts or block.kind == "call"]
         usage = _usage(output, num_output_tokens=output.num_output_tokens)
-        return json.dumps(self._message(content, reason, sequence, usage=usage)).encode()
+        message = json.dumps(self._message(reason, sequence, usage=usage))
+        return with_field(message, "content", f"[{', '.join(content)}]").encode()
 
-    def _message(
-        self, content: Sequence[Any], reason: str | None, sequence: str | None, *, usage: dict[str, int]
-    ) -> dict[str, Any]:
+    def _message(self, reason: str | None, sequence: str | None, *, usage: dict[str, int]) -> dict[str, Any]:
+        """The fields of the message except its content."""
         return {
             "id": self.head.answer_id,
             "type": "message",
             "role": "assistant",
             "model": self.head.model,
-            "content": content,
             "stop_reason": reason,
             "stop_sequence": sequence,
             "usage": usage,
@@ -96,24 +93,32 @@ def _usage(output: TextOutput, *, num_output_tokens: int) -> dict[str, int]:
     }
 
 
-def _content(block: Block) -> dict[str, Any]:
-    """A complete block."""
+def _content(block: Block) -> str:
+    """A complete block as JSON."""
     match block.kind:
         case "text":
-            return {"type": "text", "text": block.text}
+            return json.dumps({"type": "text", "text": block.text})
         case "reasoning":
-            return {"type": "thinking", "thinking": block.text, "signature": ""}
+            return json.dumps({"type": "thinking", "thinking": block.text, "signature": ""})
         case "call":
-            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _arguments(block.text)}
+            call = json.dumps({"type": "tool_use", "id": block.call_id, "name": block.name})
+            return with_field(call, "input", block.text if _is_object(block.text) else "{}")
 
 
-def _arguments(text: str) -> dict[str, Any]:
-    """A call's arguments; empty if the answer ended before they were complete, because clients expect an object."""
+def _is_object(text: str) -> bool:
+    """True if a call's arguments are a JSON object, as clients expect it. They are not if the answer ended before they
+    were complete.
+
+    The numbers are not converted: they may be larger than a float, or longer than Python reads.
+    """
     try:
-        arguments = json.loads(text)
-    except ValueError:
-        return {}
-    return arguments if isinstance(arguments, dict) else {}
+        return isinstance(json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _step(step: BlockStep) -> bytes:
