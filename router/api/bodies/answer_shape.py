@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from router.api.bodies.strict_body import StrictBody
+from router.api.bodies.strict_body import JsonObject, StrictBody
 
 MAX_NUM_CHOICES = 1024
 MAX_PATTERN_CHARACTERS = 64 * 1024
@@ -16,7 +16,7 @@ MAX_LARK_CHARACTERS = 256 * 1024
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN_CHARACTERS)]
 Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_NUM_CHOICES, fail_fast=True)]
 Lark = Annotated[str, Field(min_length=1, max_length=MAX_LARK_CHARACTERS)]
-Schema = dict[str, Any] | bool | str
+Schema = JsonObject | bool | str
 """A JSON schema, or its text."""
 
 
@@ -26,7 +26,7 @@ class JsonSchemaFormat(StrictBody):
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
     description: str | None = None
     strict: bool | None = None
-    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    schema_: JsonObject | bool | None = Field(None, alias="schema")
 
 
 class ResponseFormat(StrictBody):
@@ -34,9 +34,9 @@ class ResponseFormat(StrictBody):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
-    structures: list[dict[str, Any]] | None = None
+    structures: list[JsonObject] | None = None
     triggers: list[str] | None = None
-    format: dict[str, Any] | None = None
+    format: JsonObject | None = None
 
     @model_validator(mode="after")
     def _has_what_its_type_needs(self) -> ResponseFormat:
@@ -60,7 +60,7 @@ class StructuredOutputs(StrictBody):
     regex: Pattern | None = None
     choice: Choices | None = None
     grammar: Lark | None = None
-    structural_tag: dict[str, Any] | str | None = None
+    structural_tag: JsonObject | str | None = None
 
     @model_validator(mode="after")
     def _has_one(self) -> StructuredOutputs:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 from router.errors import UnsupportedParameterError
 
@@ -33,6 +34,19 @@ def with_few_fields(data: Any, limit: int = MAX_NUM_FIELDS) -> Any:
     if isinstance(data, dict) and len(data) > limit:
         raise ValueError(f"an object has {len(data)} fields, the limit is {limit}")
     return data
+
+
+def _with_finite_numbers(data: dict[str, Any]) -> dict[str, Any]:
+    """Refuse numbers that JSON cannot write: what clients send as NaN, and what is too large for a float."""
+    try:
+        json.dumps(data, allow_nan=False)
+    except ValueError as error:
+        raise ValueError("it has a number that is not finite, such as NaN or 1e999") from error
+    return data
+
+
+JsonObject: TypeAlias = Annotated[dict[str, Any], AfterValidator(_with_finite_numbers)]
+"""An object that is written again as JSON: into an answer, a grammar or a prompt."""
 
 
 def _tell_values_without_effect(schema: dict[str, Any], model: type[StrictBody]) -> None:

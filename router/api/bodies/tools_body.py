@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import from_json
 
-from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
+from router.api.bodies.strict_body import JsonObject, StrictBody, UnsupportedValueError
 from router.errors import InvalidRequestError
 from router.tools.tool import CallRules, Tool
 
@@ -28,7 +28,7 @@ class FunctionBody(StrictBody):
 
     name: ToolName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
     @field_validator("parameters")

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from router.api.bodies.callers_tool import CallersTool
 from router.api.bodies.generate_body import MAX_INT64, SamplingBody
-from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
+from router.api.bodies.strict_body import JsonObject, StrictBody, UnsupportedValueError
 from router.api.bodies.tools_body import MAX_NUM_TOOLS, CallId, ToolName
 from router.api.messages.context_management import ContextManagement
 
@@ -54,7 +54,7 @@ class ToolUseBlock(StrictBody):
     type: Literal["tool_use"]
     id: CallId
     name: ToolName
-    input: dict[str, Any]
+    input: JsonObject
     cache_control: dict[str, Any] | None = None
 
 
@@ -146,7 +146,7 @@ class Tool(CallersTool):
     without_effect: ClassVar[frozenset[str]] = _CACHE | {"eager_input_streaming", "input_examples"}
 
     type: Literal["custom"] | None = None
-    input_schema: dict[str, Any]
+    input_schema: JsonObject
     cache_control: dict[str, Any] | None = None
     eager_input_streaming: bool | None = None
     input_examples: list[Any] | None = None
@@ -180,7 +180,7 @@ class OutputFormat(StrictBody):
     """The answer's text is JSON that follows a schema."""
 
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: JsonObject = Field(alias="schema")
 
 
 class OutputConfig(StrictBody):

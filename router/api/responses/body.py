@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from router.api.bodies.callers_tool import CallersTool
 from router.api.bodies.generate_body import MAX_INT64, NumLogprobs, SamplingBody, Stops, StreamOptions
-from router.api.bodies.strict_body import StrictBody
+from router.api.bodies.strict_body import JsonObject, StrictBody
 from router.api.bodies.tools_body import MAX_NUM_TOOLS, choice_form
 from router.api.responses.items import InputItem, ignored_of
 
@@ -33,7 +33,7 @@ class TextFormat(StrictBody):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: JsonObject | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -59,8 +59,8 @@ class FunctionTool(CallersTool):
     without_effect: ClassVar[frozenset[str]] = frozenset({"output_schema"})
 
     type: Literal["function"]
-    parameters: dict[str, Any] | None = None
-    output_schema: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
+    output_schema: JsonObject | None = None
 
     @model_validator(mode="before")
     @classmethod
