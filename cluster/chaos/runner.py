@@ -220,13 +220,17 @@ class ChaosRunner:
     @staticmethod
     async def _run(command: Command | None) -> str:
         assert command is not None
-        process = await asyncio.create_subprocess_exec(
-            *command.command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
         what = " ".join(command.command)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+        except (OSError, ValueError) as error:  # ValueError: a null character
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ScenarioError(f"`{what}` cannot be started: {reason}") from error
         try:
             output, _ = await asyncio.wait_for(process.communicate(), command.seconds)
         except TimeoutError as error:

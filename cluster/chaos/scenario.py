@@ -46,13 +46,24 @@ class ScenarioError(Exception):
     """A scenario that cannot be run. The message is one line that says where and why."""
 
 
+def _in_order(lengths: tuple[int, int]) -> tuple[int, int]:
+    shortest, longest = lengths
+    if shortest > longest:
+        raise ValueError(f"the shortest is {shortest}, but the longest is {longest}: give the smaller number first")
+    return lengths
+
+
+Length = Annotated[int, Field(ge=1)]
+Lengths = Annotated[tuple[Length, Length], AfterValidator(_in_order)]
+
+
 class LoadSection(Section):
     """Requests that run all the time: each stream begins its next one when the last has ended."""
 
     streams: int = Field(default=16, ge=1, description="Number of concurrent streams.")
     distinct: int = Field(default=24, ge=1, description="Number of different requests, repeated in turn.")
-    prompt_tokens: tuple[int, int] = Field(default=(20, 120), description="Shortest and longest prompt, in tokens.")
-    output_tokens: tuple[int, int] = Field(default=(60, 160), description="Shortest and longest answer, in tokens.")
+    prompt_tokens: Lengths = Field(default=(20, 120), description="Shortest and longest prompt, in tokens.")
+    output_tokens: Lengths = Field(default=(60, 160), description="Shortest and longest answer, in tokens.")
     pause_s: float = Field(default=0.0, ge=0, description="Seconds that a stream pauses between two requests.")
     seed: int = Field(default=1, description="The same seed gives the same requests.")
 
@@ -72,6 +83,12 @@ class Choice(Section):
     min_running: int = Field(
         default=0, ge=0, description="Wait until the chosen workers together run at least this many requests."
     )
+
+
+def _is_worker(choice: Choice | None) -> Choice | None:
+    if choice is not None and choice.role not in ROLES:
+        raise ValueError(f"only workers can be drained: role should be one of {', '.join(ROLES)}")
+    return choice
 
 
 class Pause(Choice):
@@ -100,7 +117,9 @@ class Step(Section):
         default=None, alias="continue", description="Send SIGCONT to all stopped processes."
     )
     pause: Pause | None = Field(default=None, description="SIGSTOP, then SIGCONT after `seconds`.")
-    drain: Choice | None = Field(default=None, description="Drain it, as `baton drain` does.")
+    drain: Annotated[Choice | None, AfterValidator(_is_worker)] = Field(
+        default=None, description="Drain it, as `baton drain` does."
+    )
     replace: float | None = Field(
         default=None,
         gt=0,

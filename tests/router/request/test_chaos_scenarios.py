@@ -70,15 +70,25 @@ async def test_faults_that_the_cluster_does_not_allow_are_refused_before_any_loa
     assert prefill.submitted == decode.submitted == []
 
 
-async def test_command_that_fails_ends_the_scenario_with_what_it_said(model_dir: Path) -> None:
-    words = [sys.executable, "-c", "import sys; sys.exit('no such deployment')"]
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([sys.executable, "-c", "import sys; sys.exit('no such deployment')"], "ended with 1: no such deployment"),
+        (["/nowhere/baton", "deploy"], "`/nowhere/baton deploy` cannot be started: No such file or directory"),
+        (["/"], "`/` cannot be started: Permission denied"),
+        (["echo", "\0"], "cannot be started: embedded null byte"),
+    ],
+)
+async def test_command_that_fails_ends_the_scenario_with_what_it_said(
+    model_dir: Path, words: list[str], said: str
+) -> None:
     scenario = parse_scenario({"name": "x", "load": SMALL_LOAD, "steps": [{"run": {"command": words}}]}, where="test")
     async with engine_pools(num_prefill=1, num_decode=1) as (prefill, decode):
         service = RouterService(model_dir, "tiny", {"prefill": prefill, "decode": decode}, FAST)
         await service.start()
         try:
             async with live_app(build_app(service)) as url:
-                with pytest.raises(ScenarioError, match="ended with 1: no such deployment"):
+                with pytest.raises(ScenarioError, match=said):
                     await ChaosRunner(scenario, url=url, headers={}, tell=lambda _: None).run()
         finally:
             await service.close()
