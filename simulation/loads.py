@@ -177,13 +177,21 @@ def parse_trace_row(row: Mapping[str, object], *, speed: float = 1.0, scale: int
         raise ValueError(f"hash_ids has {told}, but input_length is {input_length}")
     ids = np.array([hash_id % MAX_HASH_ID for hash_id in hash_ids], dtype="<i4")
     blocks = np.repeat(ids + 1, TRACE_BLOCK_TOKENS // scale)
-    num_prompt = min(max(2, input_length // scale), blocks.size)
+    num_prompt = min(scaled_length(input_length, scale), blocks.size)
     return Arrival(
         at_s=timestamp / 1e3 / speed,
         prompt=TokenIds(blocks[:num_prompt].tobytes()),
-        num_output_tokens=max(2, output_length // scale),
+        num_output_tokens=scaled_length(output_length, scale),
         kind="trace",
     )
+
+
+def scaled_length(length: int, scale: int) -> int:
+    """A recorded length divided by ``scale``: at least 2 tokens, or as many as there were, but at least 1.
+
+    An answer of one token needs no decode step and no hand-over, so it must not become one of two.
+    """
+    return max(1, min(length, max(2, length // scale)))
 
 
 def _length(row: Mapping[str, object], name: str) -> int:

@@ -10,7 +10,7 @@ from itertools import accumulate
 import numpy as np
 
 from engine.contract.token_ids import TokenIds
-from simulation.loads import Arrival, LoadError
+from simulation.loads import Arrival, LoadError, scaled_length
 from simulation.outcome import Outcome
 from simulation.whatif.parts import Part, tokens_named
 
@@ -85,7 +85,7 @@ class RecordedSource:
         scale, arrivals = self.part.scale, list[Arrival]()
         ordered = sorted(self.requests, key=lambda request: request.at_s)
         for number, request in enumerate(ordered):
-            num_prompt = max(2, request.num_prompt_tokens // scale)
+            num_prompt = scaled_length(request.num_prompt_tokens, scale)
             tokens = tokens_named(f"recorded/{number}", num_prompt).astype("<i4")
             num_cached = min(request.num_cached_tokens // scale, num_prompt)
             earlier = (arrival.prompt for arrival in reversed(arrivals) if len(arrival.prompt) >= num_cached)
@@ -95,9 +95,9 @@ class RecordedSource:
                 Arrival(
                     at_s=request.at_s - ordered[0].at_s,
                     prompt=TokenIds(tokens.tobytes()),
-                    num_output_tokens=max(2, request.num_output_tokens // scale),
+                    num_output_tokens=scaled_length(request.num_output_tokens, scale),
                     kind="recorded",
-                    other_outputs=[max(2, num_tokens // scale) for num_tokens in request.other_outputs],
+                    other_outputs=[scaled_length(num_tokens, scale) for num_tokens in request.other_outputs],
                 )
             )
         return arrivals

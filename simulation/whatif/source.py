@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from engine.contract.promise import MAX_PROMISE_MS, Promise
 from engine.contract.token_ids import TokenIds
-from simulation.loads import Arrival, LoadError, LoadSpec, make_load, parse_trace_row
+from simulation.loads import Arrival, LoadError, LoadSpec, make_load, parse_trace_row, scaled_length
 from simulation.whatif.parts import Part, tokens_named
 from simulation.whatif.recorded import RecordedSource
 
@@ -139,7 +139,7 @@ def _problem(problem: ErrorDetails) -> str:
 
 
 def _plain(row: ArrivalRow, number: int, scale: int) -> Arrival:
-    num_prompt = max(2, row.prompt_tokens // scale)
+    num_prompt = scaled_length(row.prompt_tokens, scale)
     tokens = tokens_named(f"request/{number}", num_prompt)
     if row.prefix is not None:
         num_shared = num_prompt if row.prefix_tokens is None else min(row.prefix_tokens // scale, num_prompt)
@@ -147,7 +147,7 @@ def _plain(row: ArrivalRow, number: int, scale: int) -> Arrival:
     return Arrival(
         at_s=row.t,
         prompt=TokenIds(tokens.astype("<i4").tobytes()),
-        num_output_tokens=max(2, row.output_tokens // scale),
+        num_output_tokens=scaled_length(row.output_tokens, scale),
         kind="trace",
         promise=Promise(ttft_ms=row.ttft_ms, itl_ms=row.itl_ms),
     )
