@@ -275,7 +275,7 @@ def whatif(
             "h200_pair, ...), or a file with measurements."
         ),
     ] = "cpu_host",
-    load_seed: Annotated[int, typer.Option(help="Seed: the same seed gives the same load and result.")] = 0,
+    load_seed: Annotated[int, typer.Option(min=0, help="Seed: the same seed gives the same load and result.")] = 0,
     processes: Annotated[int, typer.Option(min=1, help="Number of layouts simulated in parallel.")] = 1,
     json_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result to FILE as JSON.")] = None,
     plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Write SVG plots to DIR; needs matplotlib.")] = None,

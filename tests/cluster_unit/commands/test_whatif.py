@@ -95,6 +95,10 @@ def test_a_machine_that_no_run_was_compared_for_has_no_error() -> None:
             ("--mix", "balanced", "--rate", "1e308", "--seconds", "5", "--layouts", "unified:1"),
             "a rate of 1e+308 requests a second brings inf requests in 5 s, of which at most 1,000,000 are simulated",
         ),
+        (
+            (*LOAD, "--layouts", "unified:1", "--load-seed", "-5"),
+            "'--load-seed': Input should be greater than or equal to 0",
+        ),
         ((*LOAD, "--layouts", "both:1"), "'both:1' is not a layout"),
         ((*LOAD, "--layouts", ""), "no layout is named in ''"),
         ((*LOAD, "--layouts", "unified:1", "--calibration", "a"), "known names: cpu_host, cpu_core"),
