@@ -22,6 +22,7 @@ MEANINGS = {
     "model_attributes_type": "it must be a mapping of keys to values",
     "dict_type": "it must be a mapping of keys to values",
     "list_type": "it must be a list",
+    "tuple_type": "it must be a list",
     "path_type": "it must be a path",
     "too_short": "it must not be empty",
     "finite_number": "it must be a finite number",
@@ -168,10 +169,9 @@ def describe_problems(
             yield f"{source}: unknown key '{key}'{suggestion(path, schema)}"
         elif problem["type"] == "missing":
             yield f"{source}: {key} is missing"
-        elif path[:1] == ["security"]:
-            yield f"{source}: {key}: {reason(problem['msg'])}"  # without the value, which may be an API key
         elif key:
-            yield f"{source}: {key}: {MEANINGS.get(problem['type']) or reason(problem['msg'])}, got {_shown(problem)}"
+            value = "" if path[0] == "security" else f", got {_shown(problem)}"  # it may be an API key
+            yield f"{source}: {key}: {MEANINGS.get(problem['type']) or reason(problem['msg'])}{value}"
         else:
             yield f"{source}: {reason(problem['msg'])}"
 

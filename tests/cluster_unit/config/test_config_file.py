@@ -132,6 +132,8 @@ def test_every_unknown_key_is_named(tmp_path: Path) -> None:
         ("dtype: int4", ("dtype", "'float32'", "'int4'")),
         ("max_model_len: long", ("max_model_len", "integer", "'long'")),
         ("cache: 5", ("cache: it must be a mapping of keys to values, got 5",)),
+        ("kv_transfer: {chain: nixl}", ("kv_transfer.chain: it must be a list, got 'nixl'",)),
+        ("security: {api_keys: secret}", ("security.api_keys: it must be a list",)),
         ("port: yes", ("port is true: give a number",)),
         ("decode: {scheduler: {max_num_seqs: on}}", ("decode.scheduler", "max_num_seqs is true: give a number")),
         ("model: 5", ("model: it must be a path, got 5",)),
