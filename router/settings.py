@@ -196,6 +196,11 @@ class RouterSettings:
         return PREFIX in policies or (role.decodes and self.local_prefill_tokens > 0)
 
     @property
+    def most_choices(self) -> int:
+        """How many choices a body may ask for. More than ``max_num_requests`` could never be in progress at once."""
+        return min(self.max_num_choices, self.max_num_requests)
+
+    @property
     def is_elastic(self) -> bool:
         """True when any worker takes any work."""
         return self.roles == "elastic"

@@ -185,7 +185,8 @@ RouterSection = section_of(
         "max_num_queued": "Largest number of sequences that wait for KV blocks on a decode worker; beyond it the "
         "answer is 429. All choices of a request are counted when it arrives, and API keys share this limit as they "
         "do `max_num_requests`.",
-        "max_num_choices": "Largest `n` or `best_of` of a request, multiplied by its number of prompts.",
+        "max_num_choices": "Largest `n` or `best_of` of a request, multiplied by its number of prompts. It is never "
+        "more than `max_num_requests`.",
         "max_num_stop_strings": "Largest number of stop strings in a request.",
         "max_logprobs": "Largest number of top alternatives that a request may ask for per token.",
         "default_timeout_s": "Deadline in seconds of a request that does not set one.",

@@ -175,10 +175,11 @@ def check_num_choices(service: RouterService, body: GenerateBody, *, num_prompts
     name, num_choices = ("best_of", body.best_of) if body.best_of else ("n", body.n or 1)
     if body.beam_width:
         name, num_choices = "beam_width", body.beam_width
-    if num_prompts * num_choices > service.settings.max_num_choices:
+    limit = service.settings.most_choices
+    if num_prompts * num_choices > limit:
+        prompts, make = ("1 prompt", "makes") if num_prompts == 1 else (f"{num_prompts} prompts", "make")
         raise InvalidRequestError(
-            f"{num_prompts} prompts with {name}={num_choices} make {num_prompts * num_choices} choices, "
-            f"the limit is {service.settings.max_num_choices}",
+            f"{prompts} with {name}={num_choices} {make} {num_prompts * num_choices} choices, the limit is {limit}",
             code="invalid_parameter",
             param=name if num_choices > 1 else param,
         )

@@ -27,10 +27,10 @@ async def test_refusal_at_the_door_comes_before_the_tokenizer(
     # Far too long: whoever looked at the text would say so.
     text = "the quick brown fox " * 10_000
     body = {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
-    async with router_rig(model_dir, settings=dataclasses.replace(FAST, max_num_requests=1)) as rig:
+    async with router_rig(model_dir, settings=dataclasses.replace(FAST, max_num_requests=2)) as rig:
         rig.prefill[0].gate.clear()
-        answer = asyncio.create_task(rig.complete(PROMPT, **ASK))
-        await until(lambda: rig.service.num_alive == 1)
+        answer = asyncio.create_task(rig.complete(PROMPT, **ASK, n=2))
+        await until(lambda: rig.service.num_alive == 2)
         refused = await rig.client.post(path, json={**body, **fields})
         rig.prefill[0].gate.set()
 
@@ -38,6 +38,17 @@ async def test_refusal_at_the_door_comes_before_the_tokenizer(
         assert int(refused.headers["retry-after"]) >= 1
         assert rig.service.counters.num_refused == fields.get("n", 1)
         assert (await answer).status_code == 200
+
+
+@pytest.mark.parametrize("fields", [{"n": 3}, {"best_of": 3}, {"beam_width": 3}, {"prompt": ["a", "b", "c"]}])
+async def test_choices_that_never_fit_are_no_reason_to_try_again(model_dir: Path, fields: dict[str, object]) -> None:
+    async with router_rig(model_dir, settings=dataclasses.replace(FAST, max_num_requests=2)) as rig:
+        refused = await rig.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, **fields})
+
+    assert refused.status_code == 400
+    assert "retry-after" not in refused.headers
+    assert refused.json()["error"]["message"].endswith(" 3 choices, the limit is 2")
+    assert refused.json()["error"]["param"] == next(iter(fields))
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
