@@ -25,6 +25,7 @@ from cluster.deploy.claim import SERVE, Claim, ClaimedError, give_back, take_cla
 from cluster.deploy.deploy_record import forget_deployed, read_deploy_record
 from cluster.deploy.fork_server.fork_server import ForkServer
 from cluster.deploy.patient_start import NotStartedError, patient_ray, start_patiently
+from cluster.deploy.ray_address import KEEPS_TO_ITSELF, NOBODY_ANSWERS, check_reachable
 from cluster.deploy.ray_token import TokenRefusedError, check_token
 from cluster.deploy.serve_env import RAY_FOLDER, ray_token_file
 from cluster.deploy.serve_status import applications, delete_application
@@ -312,6 +313,7 @@ def connect(address: str) -> None:
     """
     try:
         check_token(address)
+        check_reachable(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, namespace=NAMESPACE)
     except TokenRefusedError as error:
         raise RayUnavailableError(str(error)) from error
@@ -326,6 +328,8 @@ def remedy_of(what: str) -> str:
         "Version mismatch": "use the versions of Python and Ray of that cluster, for example on its head after "
         "`. ~/baton/deploy/node.sh`",
         "No node info found": "this machine is not part of that cluster: run this on one that is, such as its head",
+        KEEPS_TO_ITSELF: "that command ends it, on Ctrl-C; --address takes a Ray that `ray start` started",
+        NOBODY_ANSWERS: "start a Ray, or name another with --address",
         "Could not find any running Ray": "no Ray runs on this machine: start one, or name another with --address",
     }
     return next((remedy for words, remedy in known.items() if words in what), authentication_hint())
