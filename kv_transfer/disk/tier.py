@@ -34,8 +34,8 @@ class DiskTierOptions(TierOptions):
     disk_path: str | None = field(
         default=None,
         metadata={
-            "description": "Folder of the disk tier, preferably on a local disk; created if missing. Each worker on a "
-            "machine has its own subfolder, which its successor takes over with its content."
+            "description": "Absolute path of the disk tier's folder, preferably on a local disk; created if missing. "
+            "Each worker on a machine has its own subfolder, which its successor takes over with its content."
         },
     )
 
