@@ -31,6 +31,28 @@ class IncomingRequestIdMiddleware:
         await self._app(scope, receive, send)
 
 
+class DecodableHeadersMiddleware:
+    """Encodes values of headers that are not UTF-8 as such. Serve's proxy decodes some of them, such as a session's id,
+    and answers 500 where it cannot."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on."""
+        if scope["type"] == "http" and not all(value.isascii() for _, value in scope["headers"]):
+            scope = {**scope, "headers": [(name, _as_utf8(value)) for name, value in scope["headers"]]}
+        await self._app(scope, receive, send)
+
+
+def _as_utf8(value: bytes) -> bytes:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1").encode()
+    return value
+
+
 def limits_of_environment(environment: Mapping[str, str]) -> HttpLimits:
     """The limits that `baton serve` set for its own Ray, or that the operator of a shared Ray set."""
     standard = HttpLimits()
@@ -52,5 +74,6 @@ def middlewares() -> list[Middleware]:
     http_protocol.install(limits_of_environment(os.environ))
     return [
         Middleware(IncomingRequestIdMiddleware),
+        Middleware(DecodableHeadersMiddleware),
         Middleware(ProxyGuard, limits=ProxyLimits.of_environment(os.environ)),
     ]

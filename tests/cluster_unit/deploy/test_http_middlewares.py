@@ -8,7 +8,8 @@ import httpx
 import pytest
 from ray._common.utils import import_attr
 from ray.serve._private.http_util import _apply_middlewares, validate_http_proxy_callback_return
-from starlette.types import ASGIApp
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.config.config import BatonConfig
 from cluster.deploy.http_middlewares import limits_of_environment
@@ -43,6 +44,25 @@ async def test_request_id_that_breaks_the_rule_is_replaced(tmp_path: Path, path:
 
     assert name.isalnum()
     assert name.encode() not in given
+
+
+async def test_headers_that_serves_proxy_decodes_are_utf8() -> None:
+    seen: list[tuple[bytes, bytes]] = []
+
+    async def behind(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.extend(scope["headers"])
+        await Response()(scope, receive, send)
+
+    callback = import_attr(serve_environment()["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"])
+    app = _apply_middlewares(behind, validate_http_proxy_callback_return(callback()))
+    sent = [(b"x-session-id", b"caf\xe9"), (b"serve-multiplexed-model-id", b"\xff"), (b"x-other", "caf\u00e9".encode())]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
+        answer = await client.get("/", headers=sent)
+
+    assert answer.status_code == 200
+    told = {name: value.decode() for name, value in seen}
+    assert told[b"x-session-id"] == told[b"x-other"] == "caf\u00e9"
+    assert told[b"serve-multiplexed-model-id"] == "\u00ff"
 
 
 def test_limits_of_headers_are_those_of_the_configuration() -> None:
