@@ -9,7 +9,8 @@ from __future__ import annotations
 import socket
 from typing import Final
 
-from ray._private.services import canonicalize_bootstrap_address_or_die, parse_address
+from ray._common.network_utils import parse_address
+from ray._private.services import canonicalize_bootstrap_address_or_die
 
 TIMEOUT_S: Final = 5.0
 
