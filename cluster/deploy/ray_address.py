@@ -9,7 +9,6 @@ from __future__ import annotations
 import socket
 from typing import Final
 
-from ray._common.network_utils import parse_address
 from ray._private.services import canonicalize_bootstrap_address_or_die
 
 TIMEOUT_S: Final = 5.0
@@ -25,11 +24,11 @@ def check_reachable(address: str) -> None:
         ConnectionError, ValueError: It cannot be reached, there is none, or the address is none.
     """
     found = canonicalize_bootstrap_address_or_die(address)
-    parsed = parse_address(found)
-    if found == address or parsed is None:
+    host, _, port_text = found.rpartition(":")
+    if found == address or not port_text.isdecimal():
         return
-    host, port = parsed[0].strip("[]"), int(parsed[1])
-    if _answers(host, port):
+    port = int(port_text)
+    if _answers(host.strip("[]"), port):
         return
     for loopback in ("127.0.0.1", "::1"):
         if _answers(loopback, port):

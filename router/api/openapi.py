@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from http import HTTPStatus
 from typing import Any
 
@@ -15,6 +16,7 @@ from router.api.answers.answer_schemas import (
     CacheResets,
     ChatCompletion,
     ClusterStatus,
+    DeletedResponse,
     ErrorAnswer,
     InputTokenCount,
     MessageObject,
@@ -73,6 +75,8 @@ _ANSWERS: dict[str, type[BaseModel]] = {
     "/reset_prefix_cache": CacheResets,
     "/server_info": ServerInfo,
 }
+
+_ANSWERS_TO_DELETE: dict[str, type[BaseModel]] = {"/v1/responses/{response_id}": DeletedResponse}
 
 _STREAMED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 
@@ -174,9 +178,9 @@ def _document(app: FastAPI, guard: GuardMiddleware, *, always: tuple[int, ...]) 
     }
     for path, operations in document["paths"].items():
         access = guard.access_to(path)
-        for operation in operations.values():
-            has_body = "requestBody" in operation
-            operation["responses"] = _responses(path, (*always, *_WITH_KEYS[access]), has_body=has_body)
+        for method, operation in operations.items():
+            codes = {*always, *_WITH_KEYS[access], *_codes(path, has_body="requestBody" in operation)}
+            operation["responses"] = _responses(path, codes, method=method)
             if access != "open":
                 operation["security"] = [{"key": []}, {"x_api_key": []}]
             if path in _STREAMED:
@@ -208,10 +212,9 @@ def _codes(path: str, *, has_body: bool) -> list[int]:
     return codes
 
 
-def _responses(path: str, always: tuple[int, ...], *, has_body: bool) -> dict[str, Any]:
-    codes = {*always, *_codes(path, has_body=has_body)}
+def _responses(path: str, codes: Collection[int], *, method: str) -> dict[str, Any]:
     error = "MessagesError" if is_of_messages(path) else "Error"
-    responses: dict[str, Any] = {"200": {"description": "Successful.", "content": _content(path)}}
+    responses: dict[str, Any] = {"200": {"description": "Successful.", "content": _content(path, method=method)}}
     if path in _STREAMED or path in _WITH_BODY:
         responses["200"]["headers"] = _IGNORED_HEADERS
     for code in sorted(codes):
@@ -224,16 +227,16 @@ def _responses(path: str, always: tuple[int, ...], *, has_body: bool) -> dict[st
     if path == "/ready":
         responses["503"] = {
             "description": "No prefill worker or no decode worker takes requests yet.",
-            "content": _content(path),
+            "content": _content(path, method=method),
             "headers": _RETRY_HEADERS,
         }
     return responses
 
 
-def _content(path: str) -> dict[str, Any]:
+def _content(path: str, *, method: str) -> dict[str, Any]:
     if path == EVENTS_PATH:
         return {"text/event-stream": {"schema": {"type": "string"}}}
-    model = _ANSWERS.get(path)
+    model = (_ANSWERS_TO_DELETE if method == "delete" else _ANSWERS).get(path)
     if model is None:
         return {"text/plain": {"schema": {"type": "string"}}}
     content: dict[str, Any] = {"application/json": {"schema": _schema_of(model)}}

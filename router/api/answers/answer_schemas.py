@@ -156,6 +156,14 @@ class ResponseObject(Answer):
     usage: ResponseUsage | None
 
 
+class DeletedResponse(Answer):
+    """Answer to the deletion of a response."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
 class ResponseItems(Answer):
     """A page of a conversation's items."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
+from pydantic import ConfigDict, Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from router.api.bodies.generate_body import MAX_INT64, GenerateBody, NumLogprobs, form_of
-from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
+from router.api.bodies.strict_body import StrictBody, UnsupportedValueError, tell_values_without_effect
 from router.api.bodies.tools_body import MAX_NUM_TOOLS, AllowedChoiceBody, CallId, ToolBody, ToolCallBody, ToolChoice
 from router.text.chat_template import REASONING_FIELDS
 
@@ -48,12 +48,21 @@ Content = Annotated[
 ]
 
 
+def _tell_of_no_content(schema: dict[str, Any], model: type[StrictBody]) -> None:
+    """Say that a message may have no content. Which may, the schema does not say: those of the assistant."""
+    tell_values_without_effect(schema, model)
+    schema["required"].remove("content")
+    schema["properties"]["content"]["oneOf"].append({"type": "null"})
+
+
 class Message(StrictBody):
     """One turn of a conversation. The chat template determines which roles exist.
 
     All fields of an answer's message are accepted, so that it can be sent back unchanged. An assistant's turn may have
     no content.
     """
+
+    model_config = ConfigDict(json_schema_extra=_tell_of_no_content)
 
     neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "refusal": (None,),

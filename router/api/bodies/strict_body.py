@@ -49,7 +49,8 @@ JsonObject: TypeAlias = Annotated[dict[str, Any], AfterValidator(_with_finite_nu
 """An object that is written again as JSON: into an answer, a grammar or a prompt."""
 
 
-def _tell_values_without_effect(schema: dict[str, Any], model: type[StrictBody]) -> None:
+def tell_values_without_effect(schema: dict[str, Any], model: type[StrictBody]) -> None:
+    """Describe the fields without effect in a body's JSON schema."""
     for name, neutral in model.neutral_values.items():
         schema["properties"][name] = {
             "enum": list(neutral),
@@ -66,7 +67,7 @@ class StrictBody(BaseModel):
     """
 
     model_config = ConfigDict(
-        extra="allow", strict=True, allow_inf_nan=False, json_schema_extra=_tell_values_without_effect
+        extra="allow", strict=True, allow_inf_nan=False, json_schema_extra=tell_values_without_effect
     )
     __pydantic_extra__: dict[str, None]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from router.api.bodies.chat_body import ChatBody
@@ -83,3 +84,24 @@ async def test_bodies_name_every_parameter_and_allow_others_only_as_null(
     assert schema["properties"].keys() == {*model.model_fields, *model.neutral_values}
     assert schema["additionalProperties"] == {"type": "null"}
     assert "$ref" not in str(schema)
+
+
+async def test_document_tells_what_a_deletion_answers(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig:
+        made = await rig.client.post("/v1/responses", json={"input": "hi", "max_output_tokens": 1})
+        deleted = await rig.client.delete(f"/v1/responses/{made.json()['id']}")
+        operation = rig.app.openapi()["paths"]["/v1/responses/{response_id}"]["delete"]
+
+    schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+    assert schema["properties"].keys() == deleted.json().keys()
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"content": None}, {"content": "hi"}, {"content": [{"type": "text", "text": "a"}]}]
+)
+async def test_document_allows_messages_without_content(model_dir: Path, content: dict[str, Any]) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    body = {"messages": [{"role": "assistant", "tool_calls": [call], **content}]}
+    request = (await document(model_dir))["paths"]["/v1/chat/completions"]["post"]["requestBody"]
+
+    jsonschema.validate(body, request["content"]["application/json"]["schema"])
