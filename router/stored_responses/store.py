@@ -72,6 +72,7 @@ class ResponseStore:
         ttl_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.keeps_any = max_count > 0
         self._router_id = router_id
         self._ttl_s = ttl_s
         self._clock = clock

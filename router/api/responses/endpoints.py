@@ -118,7 +118,8 @@ def _add_count(app: FastAPI, service: RouterService) -> None:
 
 def _ignored_header(service: RouterService, body: ResponsesBody, chat: ChatBody) -> dict[str, str]:
     chat_only = {NAMES.get(name, name) for name in ignored_names(chat, service.chat_renderer.templates)}
-    return names_header({*body.ignored(), *chat_only})
+    unkept = {"store"} if body.store and not service.responses.store.keeps_any else set()
+    return names_header({*body.ignored(), *chat_only, *unkept})
 
 
 async def _create(service: RouterService, request: Request, body: ResponsesBody) -> Response:

@@ -35,7 +35,7 @@ class ResponseRecord:
         """``items`` are the conversation so far, in the format of ``StoredResponse``."""
         self.head, self.blocks, self.output = head, blocks, output
         self._owner, self._items, self._store = owner, tuple(items), store
-        self._stores = body.store is not False
+        self._stores = body.store is not False and store.keeps_any
         self._unique = head.answer_id.rpartition("_")[2]
         self.status: Status = "in_progress"
         self._error: dict[str, str] | None = None
