@@ -185,7 +185,9 @@ def test_engines_that_may_use_a_gpu_load_their_modules_themselves(
 
     with fork_server(BatonConfig(device=device), tmp_path) as server:
         assert server is not None
-        arguments: list[str] = psutil.Process(server.pid).cmdline()
+        process = psutil.Process(server.pid)
+        while not (arguments := process.cmdline()):  # empty for a moment after the process has started
+            assert process.is_running()
 
     assert ("engines" in arguments) == loads_engines
 
