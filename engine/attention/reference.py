@@ -43,31 +43,37 @@ class ReferencePlan:
         output = query.new_empty(*query.shape[:2], value.shape[2])
         for request in range(self._batch.num_reqs):
             start, end = self._batch.query_starts[request : request + 2].tolist()
-            first = int(self._batch.first_positions[request])
-            for token in range(start, end):
-                output[token] = self._attend_one(layer, request, query[token], first + token - start)
+            if start < end:
+                output[start:end] = self._attend_request(layer, request, query[start:end])
         return output.flatten(1)
 
     def attend_heads(self, layer: AttentionLayer, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
         """See ``AttentionPlan``."""
         return self.attend(layer, *layer.transform(heads, rotations))
 
-    def _attend_one(self, layer: AttentionLayer, request: int, query: torch.Tensor, position: int) -> torch.Tensor:
-        """Attend with one token's query, [num_heads, head_dim], at its position."""
+    def _attend_request(self, layer: AttentionLayer, request: int, query: torch.Tensor) -> torch.Tensor:
+        """Attend with the queries of one request, [num_tokens, num_heads, head_dim], each at its position."""
         spec, block_size = layer.spec, self._cache.layout.block_size
-        first = 0 if spec.window is None else max(position - spec.window + 1, 0)
-        positions = torch.arange(first, position + 1, device=query.device)
+        first = int(self._batch.first_positions[request])
+        own = torch.arange(first, first + len(query), device=query.device)[:, None]
+        first_seen = 0 if spec.window is None else max(first - spec.window + 1, 0)
+        positions = torch.arange(first_seen, first + len(query), device=query.device)
         table = torch.as_tensor(self._tables[request], device=query.device)
         blocks, offsets = table[positions // block_size], positions % block_size
-        group = query.shape[0] // self._cache.layout.num_kv_heads
+        group = query.shape[1] // self._cache.layout.num_kv_heads
         keys, values = (
             cached[blocks, offsets].double().repeat_interleave(group, dim=1)
             for cached in (self._cache.keys(layer.index), self._cache.values(layer.index))
         )
-        scores = torch.einsum("hd,khd->hk", query.double(), keys) * spec.scale
+        scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * spec.scale
         if spec.softcap is not None:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        is_seen = positions <= own
+        if spec.window is not None:
+            is_seen &= positions > own - spec.window
+        scores = scores.masked_fill(~is_seen, -torch.inf)
         if layer.sinks is not None:
-            scores = torch.cat((scores, layer.sinks.double()[:, None]), dim=1)
-        weights = scores.softmax(dim=1)[:, : len(keys)]
-        return torch.einsum("hk,khd->hd", weights, values[..., : spec.value_size])
+            sinks = layer.sinks.double()[:, None, None].expand(-1, len(query), 1)
+            scores = torch.cat((scores, sinks), dim=2)
+        weights = scores.softmax(dim=2)[..., : len(keys)]
+        return torch.einsum("hqk,khd->qhd", weights, values[..., : spec.value_size])
