@@ -7,7 +7,7 @@ every number a row attends to can be compared with what it must be.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,12 +16,16 @@ from kv_transfer.cache_groups import ABSENT_BLOCK, GroupBlocks
 
 NUM_VALUES = 5
 GARBAGE = -1
+BEFORE_ALL = 17
 
 
-def kv_values(token_ids: Sequence[int]) -> list[int]:
-    """The KV of each position: a number that represents all tokens up to it."""
+def kv_values(token_ids: Sequence[int], after: int = BEFORE_ALL) -> list[int]:
+    """The KV of each position: a number that represents all tokens up to it.
+
+    after: the KV of the position before the first of these.
+    """
     values: list[int] = []
-    value = 17
+    value = after
     for token_id in token_ids:
         value = (value * 1_000_003 + token_id + 1) % (1 << 61)
         values.append(value)
@@ -52,11 +56,18 @@ class RunnerRow:
     token_ids: list[int]
     tables: list[list[int]]
     num_candidates: int = 0
+    _values: list[int] = field(default_factory=list)
 
     @property
     def block_ids(self) -> list[int]:
         """The block table of the first group."""
         return self.tables[0]
+
+    def values(self, drafts: Sequence[int] = ()) -> list[int]:
+        """The correct KV of the known tokens, which are only ever appended to, and of drafts behind them."""
+        known = self._values
+        known += kv_values(self.token_ids[len(known) :], known[-1] if known else BEFORE_ALL)
+        return known + kv_values(drafts, known[-1]) if drafts else known
 
 
 class StrictRunner:
@@ -94,8 +105,7 @@ class StrictRunner:
             drawn = self._compute(state, first, first + count, of_row, num_samples)
             if state.num_candidates and num_samples:
                 assert not of_row, "beams have no drafts"
-                value = kv_values(state.token_ids)[-1]
-                candidates.append((row, *next_candidates(value, state.num_candidates)))
+                candidates.append((row, *next_candidates(state.values()[-1], state.num_candidates)))
                 accepted.append(0)
             else:
                 accepted.append(self._append(state, drawn, of_row))
@@ -185,10 +195,9 @@ class StrictRunner:
 
     def _compute(self, row: RunnerRow, first: int, end: int, drafts: list[int], num_samples: int) -> list[int]:
         """Write the KV of these positions; returns the tokens drawn after the last ones of them."""
-        tokens = row.token_ids + drafts
-        assert end <= len(tokens), "only known tokens and their drafts can be computed"
-        assert num_samples == 0 or end == len(tokens), "only successors of the last known token and drafts are sampled"
-        values = kv_values(tokens[:end])
+        values = row.values(drafts)
+        assert end <= len(values), "only known tokens and their drafts can be computed"
+        assert num_samples == 0 or end == len(values), "only successors of the last known token and drafts are sampled"
         for group, table in enumerate(row.tables):
             assert end <= len(table) * self._block_size, "every position needs its block"
             for position, value in enumerate(group_values(values[first:end], group), start=first):

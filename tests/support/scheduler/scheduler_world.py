@@ -39,12 +39,13 @@ def undisturbed_output(request: GenerateRequest, max_total_tokens: int) -> list[
     if sampling.beams is not None:
         return []
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(sampling.eos_token_ids))
-    tokens = list(request.prompt_token_ids)
     output = list(request.output_token_ids)
-    while len(output) < sampling.max_tokens and len(tokens) + len(output) < max_total_tokens:
+    num_prompt, value = len(request.prompt_token_ids), kv_values([*request.prompt_token_ids, *output])[-1]
+    while len(output) < sampling.max_tokens and num_prompt + len(output) < max_total_tokens:
         if output and output[-1] in stops and len(output) >= sampling.min_tokens:
             break
-        output.append(next_token(kv_values(tokens + output)[-1]))
+        output.append(next_token(value))
+        (value,) = kv_values(output[-1:], value)
     return output
 
 
