@@ -58,6 +58,12 @@ class RouterRig:
             "/v1/chat/completions", json={"messages": [{"role": "user", "content": content}], **body}
         )
 
+    async def begin_anew(self) -> None:
+        """Forget what workers were asked, once nothing is in progress: before each of the tests that share a rig."""
+        await until(self.is_at_rest)
+        for replica in (*self.prefill.replicas.values(), *self.decode.replicas.values()):
+            replica.seen.clear()
+
     def is_at_rest(self) -> bool:
         """True if no request is in progress, and nothing is leased or reserved."""
         replicas = [*self.prefill.replicas.values(), *self.decode.replicas.values()]

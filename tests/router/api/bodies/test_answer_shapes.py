@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from engine.contract.grammar import GRAMMAR_REFUSED, MAX_GRAMMAR_BYTES
 from router.grammar.grammar_text import (
@@ -18,6 +19,7 @@ from router.grammar.grammar_text import (
     regex_grammar,
 )
 from tests.support.router.router_rig import RouterRig, router_rig
+from tests.support.router.shared_rig import shared_rig
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 NAMED = {"name": "thing", "strict": True, "schema": SCHEMA}
@@ -32,8 +34,13 @@ UNSET = {
 """The other options that ``dataclasses.asdict`` of vLLM's StructuredOutputsParams writes, unset."""
 
 
-@pytest.fixture
-async def rig(model_dir: Path) -> AsyncIterator[RouterRig]:
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+kept, rig = shared_rig()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own_rig(model_dir: Path) -> AsyncIterator[RouterRig]:
+    """One whose workers a test may break."""
     async with router_rig(model_dir) as rig:
         yield rig
 
@@ -89,19 +96,22 @@ async def test_f1_grammars_and_tags_reach_the_workers(rig: RouterRig, fields: di
 
 @pytest.mark.behaviour("F1")
 @pytest.mark.parametrize("stream", [False, True])
-async def test_f1_what_a_worker_says_of_a_grammar_names_its_parameter(rig: RouterRig, stream: bool) -> None:
-    rig.prefill[0].error_code = GRAMMAR_REFUSED
+async def test_f1_what_a_worker_says_of_a_grammar_names_its_parameter(own_rig: RouterRig, stream: bool) -> None:
+    own_rig.prefill[0].error_code = GRAMMAR_REFUSED
     text = {"format": {"type": "json_schema", "name": "thing", "schema": SCHEMA}}
 
     for response, param in (
-        (await rig.complete("hi", stream=stream, structured_outputs={"regex": "a+"}), "structured_outputs.regex"),
-        (await rig.chat("hi", stream=stream, guided_choice=["a", "b"]), "guided_choice"),
-        (await rig.client.post("/v1/responses", json={"input": "hi", "text": text, "stream": stream}), "text.format"),
+        (await own_rig.complete("hi", stream=stream, structured_outputs={"regex": "a+"}), "structured_outputs.regex"),
+        (await own_rig.chat("hi", stream=stream, guided_choice=["a", "b"]), "guided_choice"),
+        (
+            await own_rig.client.post("/v1/responses", json={"input": "hi", "text": text, "stream": stream}),
+            "text.format",
+        ),
     ):
         error = response.json()["error"]
         assert (response.status_code, error["code"], error["param"]) == (400, "grammar_refused", param)
         assert error["message"] == f"the parameter '{param}' is invalid: failed by the test"
-    counters = rig.service.counters
+    counters = own_rig.service.counters
     assert (counters.num_invalid, counters.num_failed) == (3, 0), "it is their callers who were wrong"
 
 

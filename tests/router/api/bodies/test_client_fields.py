@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from router.api.bodies.chat_body import ReadFields
 from tests.support.router.router_rig import RouterRig, events, router_rig
 from tests.support.router.router_tokenizer import CHAT_TEMPLATE, write_model_dir
+from tests.support.router.shared_rig import shared_rig
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -23,13 +25,11 @@ THOUGHTFUL_TEMPLATE = (
 )
 
 
-@pytest.fixture
-async def rig(model_dir: Path) -> AsyncIterator[RouterRig]:
-    async with router_rig(model_dir) as rig:
-        yield rig
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+kept, rig = shared_rig()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def thoughtful(tmp_path: Path) -> AsyncIterator[RouterRig]:
     """A model whose template reads the reasoning and the names of messages, and the reasoning effort."""
     async with router_rig(write_model_dir(tmp_path, config={"chat_template": THOUGHTFUL_TEMPLATE})) as rig:
@@ -177,7 +177,7 @@ async def test_reasoning_goes_to_the_template_that_reads_it(thoughtful: RouterRi
         (lambda fields: ([*fields], list(fields.values()), len(fields), "name" in fields), set()),
     ],
 )
-def test_what_is_read_of_a_message_is_noted(look: Callable[[ReadFields], object], expected: set[str]) -> None:
+async def test_what_is_read_of_a_message_is_noted(look: Callable[[ReadFields], object], expected: set[str]) -> None:
     read: set[str] = set()
     look(ReadFields({"name": "Ann", "role": "user"}, read=read))
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.router.router_rig import RouterRig, router_rig
+from tests.support.router.router_rig import RouterRig
+from tests.support.router.shared_rig import shared_rig
 
-
-@pytest.fixture
-async def rig(model_dir: Path) -> AsyncIterator[RouterRig]:
-    async with router_rig(model_dir) as rig:
-        yield rig
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+kept, rig = shared_rig()
 
 
 @pytest.mark.parametrize(

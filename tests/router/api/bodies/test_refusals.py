@@ -12,16 +12,15 @@ import pytest
 
 from tests.support.router.router_rig import FAST, RouterRig, router_rig
 from tests.support.router.router_tokenizer import write_model_dir
+from tests.support.router.shared_rig import shared_rig
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture
-async def rig(model_dir: Path) -> AsyncIterator[RouterRig]:
-    async with router_rig(model_dir, settings=dataclasses.replace(FAST, max_body_bytes=50_000)) as rig:
-        yield rig
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+kept, rig = shared_rig(settings=dataclasses.replace(FAST, max_body_bytes=50_000))
 
 
 BAD_VALUES: list[tuple[dict[str, Any], str]] = [
@@ -393,8 +392,9 @@ async def test_no_healthy_replica_is_a_503_with_retry_after(model_dir: Path) -> 
         assert rig.prefill[0].seen == []
 
 
-async def test_refusals_of_the_engine_keep_their_code(rig: RouterRig) -> None:
-    rig.prefill[0].refuse_code = "prompt_too_long"
-    response = await rig.complete("hi", max_tokens=3)
+async def test_refusals_of_the_engine_keep_their_code(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig:
+        rig.prefill[0].refuse_code = "prompt_too_long"
+        response = await rig.complete("hi", max_tokens=3)
 
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "prompt_too_long")
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "prompt_too_long")

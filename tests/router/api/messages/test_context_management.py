@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -11,16 +9,15 @@ import httpx
 import pytest
 
 from tests.support.router.live_app import live_app
-from tests.support.router.router_rig import RouterRig, router_rig
+from tests.support.router.router_rig import RouterRig
+from tests.support.router.shared_rig import shared_rig
 
 PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 THINKING = "clear_thinking_20251015"
 
 
-@pytest.fixture
-async def rig(model_dir: Path) -> AsyncIterator[RouterRig]:
-    async with router_rig(model_dir) as rig:
-        yield rig
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+kept, rig = shared_rig()
 
 
 async def post(rig: RouterRig, path: str, management: Any) -> httpx.Response:
