@@ -7,6 +7,7 @@ import importlib.metadata
 import re
 import tomllib
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -140,13 +141,14 @@ def test_what_is_begun_first_exists() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_each_top_level_name_has_one_owner_in_the_environment(package: str) -> None:
-    owners = {
-        distribution.metadata["Name"]
-        for distribution in importlib.metadata.distributions()
-        if package in top_level_names(distribution)
-    }
+    assert {owner for owner, names in names_in_the_environment() if package in names} == {"baton-serve"}
 
-    assert owners == {"baton-serve"}
+
+@cache
+def names_in_the_environment() -> list[tuple[str, set[str]]]:
+    """The top-level names of each distribution, with that distribution's own."""
+    distributions = importlib.metadata.distributions()
+    return [(distribution.metadata["Name"], top_level_names(distribution)) for distribution in distributions]
 
 
 def top_level_names(distribution: importlib.metadata.Distribution) -> set[str]:
