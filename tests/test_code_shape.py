@@ -38,14 +38,22 @@ CATALOGUES = {
 """Folders that may have more modules, each with the reason."""
 
 
+HOLDERS = (ast.stmt, ast.excepthandler, ast.match_case)
+"""Nodes that may hold a function."""
+
+
 def python_files() -> list[Path]:
     return [file for folder in CHECKED for file in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def functions_of(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
+    """All functions of a file, however deep; no expression holds one, and most of a tree are expressions."""
+    nodes: list[ast.AST] = [tree]
+    while nodes:
+        node = nodes.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
+        nodes += [child for child in ast.iter_child_nodes(node) if isinstance(child, HOLDERS)]
 
 
 def name_of(file: Path) -> str:
