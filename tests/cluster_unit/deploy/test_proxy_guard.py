@@ -13,7 +13,7 @@ from ray.serve._private.http_util import validate_http_proxy_callback_return
 from ray.serve._private.utils import call_function_from_import_path
 from starlette.types import Receive, Scope, Send
 
-from cluster.deploy.http_middlewares import IncomingRequestIdMiddleware
+from cluster.deploy.http_middlewares import DecodableHeadersMiddleware, IncomingRequestIdMiddleware
 from cluster.deploy.proxy_guard import STARTING_S, ProxyGuard, ProxyLimits
 from cluster.deploy.serve_env import HTTP_CALLBACK
 from tests.support.router.live_app import live_app
@@ -200,7 +200,8 @@ def test_serve_finds_the_guard_by_its_name(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", uvicorn.config.HTTP_PROTOCOLS["auto"])
     found = validate_http_proxy_callback_return(call_function_from_import_path(HTTP_CALLBACK))
 
-    assert [middleware.cls for middleware in found] == [IncomingRequestIdMiddleware, ProxyGuard]
+    expected = [IncomingRequestIdMiddleware, DecodableHeadersMiddleware, ProxyGuard]
+    assert [middleware.cls for middleware in found] == expected
 
 
 def test_limits_are_those_of_the_environment() -> None:

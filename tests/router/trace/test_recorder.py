@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -80,7 +81,7 @@ async def test_both_ids_of_an_answer_find_its_trace_and_lists_name_it(model_dir:
 REFUSED = {
     "parameter": ({"temperature": -1.0}, 400, "invalid_parameter"),
     "model": ({"model": "another"}, 404, "model_not_found"),
-    "room": ({"n": 3}, 429, "queue_full"),
+    "room": ({"n": 2}, 429, "queue_full"),
     "workers": ({}, 503, "no_healthy_replica"),
 }
 
@@ -92,9 +93,16 @@ async def test_refused_request_leaves_a_trace_with_the_reason(model_dir: Path, w
         if why == "workers":
             rig.decode.kill("decode-0")
             await until(lambda: not rig.service.decode_pool.has_any())
+        if why == "room":
+            rig.prefill[0].gate.clear()
+            other = asyncio.create_task(rig.complete([7] * 9, max_tokens=3))
+            await until(lambda: rig.service.num_alive == 1)
         answer = await rig.complete([7] * 9, max_tokens=3, **fields)
         found = await rig.client.get(f"/v1/requests/{answer.headers['x-request-id']}/trace")
-        [row] = (await rig.client.get("/v1/requests")).json()["data"]
+        [row] = [row for row in (await rig.client.get("/v1/requests")).json()["data"] if row["state"] != "running"]
+        if why == "room":
+            rig.prefill[0].gate.set()
+            assert (await other).status_code == 200
 
         assert (answer.status_code, found.status_code) == (status, 200)
         trace = found.json()
