@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,12 @@ BLOCKS = ("32KiB/64", "32KiB/512", "2MiB/8", "2MiB/64", "2MiB/512")
 WAYS = {"shm": "whatever UCX takes", "local": "between processes of one user", "tcp": "TCP alone"}
 
 STARTS = {"first": "the first, kernels are compiled", "later": "a later one"}
+AT_REST = {
+    "baton": "Baton, by default",
+    "beside": "Baton, an earlier version",
+    "serve": "three Serve deployments that do nothing, on the same settings",
+    "serve_defaults": "the same with Serve's own settings and its proxy",
+}
 
 
 class Run(NamedTuple):
@@ -83,8 +90,8 @@ Figures = Mapping[str, Mapping[str, float]]
 
 def page() -> str:
     """The whole page."""
-    parts = (HEADER, *http_part(), *engine_part(), *router_part(), *scheduler_part(), *hand_over_part(), *start_part())
-    return "\n".join(parts)
+    parts = (http_part(), engine_part(), router_part(), scheduler_part(), hand_over_part(), start_part(), rest_part())
+    return "\n".join((HEADER, *itertools.chain(*parts)))
 
 
 def http_part() -> Iterator[str]:
@@ -201,6 +208,18 @@ def start_part() -> Iterator[str]:
         for when, label in STARTS.items()
     ]
     yield table(["", "answer after, s", "CPU, core-seconds", "Ctrl-C until all is gone, s"], rows)
+
+
+def rest_part() -> Iterator[str]:
+    """A cluster that nobody asks."""
+    figures, source = read("at_rest")
+    yield f"## A cluster at rest\n\nThe built-in model, on the CPU.\n\n{source}"
+    rows = [[label, number(figures, f"{side}/cpu")] for side, label in AT_REST.items()]
+    yield table(["", "CPU of all processes, % of a core"], rows)
+    yield (
+        "Most of it is Ray's: each of its workers wakes a hundred times a second to look for signals, and Serve's "
+        "controller never rests.\n"
+    )
 
 
 def read(file: str) -> tuple[Figures, str]:
