@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from engine.contract.step_time import FIRST_CORE_GAIN, StepTimeModel
 from router.pool.replica import KNOWN_PROMPT_TOKENS
 from router.scaling.group import MIN_STREAM_TOKENS
-from simulation.machine import CPU_HOST, GPU, Machine, MachineFileError, TransferModel
+from simulation.machine import CPU_HOST, GPU, Machine, MachineFileError, RouterModel, TransferModel
 from simulation.step_runner import mean_noise
 from simulation.whatif.calibration import Calibration
 
@@ -85,13 +85,14 @@ def reported_calibration(name: str, workers: Sequence[ReportedWorker]) -> Calibr
     skew = typical.step_skew
     noise = own.error / (MEAN_OF_DEVIATION * (skew + 1.0 / skew) / 2.0)
     mean = mean_noise(noise, skew) ** SHARE_UNSEEN
+    step_time = _mean_prices(own.on(most_cores), mean)
     machine = Machine(
         name=name,
-        step_time=_mean_prices(own.on(most_cores), mean),
+        step_time=step_time,
         shared_step_time=_mean_prices(own, mean) if shares else None,
         workers_per_host=num_on_host if shares else 1,
         transfer=_transfer(workers, typical.transfer),
-        router=typical.router,
+        router=_router(typical, step_time),
         step_noise=noise,
         step_skew=skew,
         kv_bytes_per_token=max(1, first.block_bytes // first.block_size),
@@ -135,6 +136,14 @@ def _mean_prices(model: StepTimeModel, mean: float) -> StepTimeModel:
         cores=1.0,
         core_gain=None,
     )
+
+
+def _router(typical: Machine, step_time: StepTimeModel) -> RouterModel:
+    """The model of routers. What a request waits beyond a router's usual time is taken to be a share of a step, as at
+    the typical machine: routers wait for the cores on which engines compute.
+    """
+    least_s, waited_s = RouterModel().accept_s, typical.router.accept_s - RouterModel().accept_s
+    return replace(typical.router, accept_s=least_s + waited_s * step_time.base_s / typical.step_time.base_s)
 
 
 def _transfer(workers: Sequence[ReportedWorker], typical: TransferModel) -> TransferModel:

@@ -20,7 +20,7 @@ from router.report.status import cluster_status
 from simulation.cluster import simulate, virtual_cluster
 from simulation.layout import Layout, apart, elastic, unified
 from simulation.loads import LoadSpec, make_load
-from simulation.machine import CPU_CORE, CPU_HOST, GPU, Machine, MachineFileError
+from simulation.machine import CPU_CORE, CPU_HOST, GPU, Machine, MachineFileError, RouterModel
 from simulation.outcome import figures
 from simulation.step_runner import StepNoise
 from simulation.virtual_loop import run_virtually
@@ -166,12 +166,22 @@ def test_what_is_usual_on_such_a_device_is_taken_for_what_nobody_reports() -> No
         for device in ("cpu", "cuda")
     )
 
-    assert (on_cpu.transfer, on_cpu.router, on_cpu.step_skew) == (
-        CPU_HOST.transfer,
-        CPU_HOST.router,
-        CPU_HOST.step_skew,
-    )
+    assert (on_cpu.transfer, on_cpu.step_skew) == (CPU_HOST.transfer, CPU_HOST.step_skew)
+    assert on_cpu.router.message_s == CPU_HOST.router.message_s
     assert (on_gpu.transfer, on_gpu.router, on_gpu.step_skew) == (GPU.transfer, GPU.router, GPU.step_skew)
+
+
+def test_requests_wait_as_long_for_a_router_as_its_cores_are_busy_with_a_step() -> None:
+    [row] = [worker.model_copy(update={"device": "cpu"}) for worker in reported_by(unified(1, MACHINE))]
+    fast = replace(row.step_time, base_s=row.step_time.base_s / 100)
+
+    slow_s, fast_s = (
+        reported_calibration("here", [row.model_copy(update={"step_time": model})]).machine.router.accept_s
+        for model in (row.step_time, fast)
+    )
+
+    assert RouterModel().accept_s < fast_s < 1.05 * RouterModel().accept_s
+    assert slow_s == pytest.approx(CPU_HOST.router.accept_s, rel=0.4)
 
 
 def test_reads_faster_than_usual_have_a_rate_of_their_own() -> None:
