@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from router.api.bodies.generate_body import MAX_INT64, GenerateBody, NumLogprobs, form_of
-from router.api.bodies.strict_body import StrictBody, UnsupportedValueError, tell_values_without_effect
+from router.api.bodies.strict_body import JsonObject, StrictBody, UnsupportedValueError, tell_values_without_effect
 from router.api.bodies.tools_body import MAX_NUM_TOOLS, AllowedChoiceBody, CallId, ToolBody, ToolCallBody, ToolChoice
 from router.text.chat_template import REASONING_FIELDS
 
@@ -228,7 +228,7 @@ class ChatBody(GenerateBody):
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT64)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     add_special_tokens: bool | None = None
     echo: bool | None = None
     tools: list[ToolBody] | None = Field(None, max_length=MAX_NUM_TOOLS, fail_fast=True)

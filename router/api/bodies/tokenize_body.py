@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from engine.contract.logits_params import TokenId
 from router.api.bodies.chat_body import Message
-from router.api.bodies.strict_body import StrictBody
+from router.api.bodies.strict_body import JsonObject, StrictBody
 from router.api.bodies.tools_body import MAX_NUM_TOOLS, ToolBody
 
 
@@ -31,7 +31,7 @@ class TokenizeBody(StrictBody):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     return_token_strs: bool | None = None
 
     _read: set[str] = PrivateAttr(default_factory=set)

@@ -206,7 +206,7 @@ class _Conversation(StrictBody):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     context_management: ContextManagement | None = None
     cache_control: dict[str, Any] | None = None
 

@@ -34,6 +34,9 @@ async def rig(model_dir: Path) -> AsyncIterator[RouterRig]:
             {**CHAT, "tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]},
             "tools.0.function.parameters",
         ),
+        ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"x": [HUGE]}}, "chat_template_kwargs"),
+        ("/v1/messages", {**CHAT, "max_tokens": 5, "chat_template_kwargs": {"x": HUGE}}, "chat_template_kwargs"),
+        ("/tokenize", {**CHAT, "chat_template_kwargs": {"x": HUGE}}, "chat_template_kwargs"),
         ("/v1/chat/completions", {**CHAT, "response_format": FORMAT}, "response_format.json_schema.schema"),
         ("/v1/completions", {"prompt": "hi", "structured_outputs": {"json": SCHEMA}}, "structured_outputs.json"),
         (
