@@ -29,6 +29,7 @@ from benchmarks.report import Row, add_json_option, publish
 from benchmarks.served import free_port, served_cluster, served_stage
 
 BATON, SERVE, SERVE_DEFAULTS, BESIDE = "baton", "serve", "serve_defaults", "beside"
+HERE = Path(__file__).parents[1]
 SETTLE_S = 10.0
 """Pause after a start, in which kernels are loaded and everybody finds everybody."""
 
@@ -43,7 +44,7 @@ def nothing_served(mode: str, environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def cluster_of(checkout: Path, environment: Mapping[str, str]) -> AbstractContextManager[str]:
-    """The cluster of another version."""
+    """The cluster of this version or another one."""
     return served_cluster([], environment={**environment, "PYTHONPATH": str(checkout)})
 
 
@@ -76,7 +77,7 @@ def main() -> None:
     args = parser.parse_args()
     os.environ.pop("OMP_NUM_THREADS", None)
     sides: dict[str, Side] = {
-        BATON: lambda environment: served_cluster([], environment=environment),
+        BATON: partial(cluster_of, HERE),
         SERVE: partial(nothing_served, "direct"),
         SERVE_DEFAULTS: partial(nothing_served, "default"),
     }

@@ -216,10 +216,6 @@ def rest_part() -> Iterator[str]:
     yield f"## A cluster at rest\n\nThe built-in model, on the CPU.\n\n{source}"
     rows = [[label, number(figures, f"{side}/cpu")] for side, label in AT_REST.items()]
     yield table(["", "CPU of all processes, % of a core"], rows)
-    yield (
-        "Most of it is Ray's: each of its workers wakes a hundred times a second to look for signals, and Serve's "
-        "controller never rests.\n"
-    )
 
 
 def read(file: str) -> tuple[Figures, str]:

@@ -94,6 +94,10 @@ class StepTimeModel:
             return self
         reading = core_speed(self.cores, self.core_gain) / core_speed(cores, self.core_gain)
         computing = core_speed(self.cores, COMPUTE_CORE_GAIN) / core_speed(cores, COMPUTE_CORE_GAIN)
+        return replace(self.scaled(reading=reading, computing=computing), cores=cores)
+
+    def scaled(self, *, reading: float, computing: float) -> StepTimeModel:
+        """The model with other prices: that of reading the weights, and those of what is computed, times a factor."""
         return replace(
             self,
             base_s=reading * self.base_s,
@@ -101,7 +105,6 @@ class StepTimeModel:
             context_token_s=computing * self.context_token_s,
             prompt_token_s=computing * self.prompt_token_s,
             prompt_read_s=computing * self.prompt_read_s,
-            cores=cores,
         )
 
     def seconds(self, work: StepWork) -> float:

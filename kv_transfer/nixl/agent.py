@@ -45,7 +45,7 @@ if "NIXL_LOG_LEVEL" not in os.environ:
 
 _PROGRESS_DELAY_US = {MemoryKind.DRAM: 100_000, MemoryKind.VRAM: 10_000}
 """Every transport between hosts' memories wakes the thread: reads take no longer with a delay of a second. Polling a
-hundred times a second takes 0.3 to 0.6 % of a core. UCX cannot wait for what a GPU copies."""
+hundred times a second takes 0.3 % of a core (benchmarks/at_rest.py). UCX cannot wait for what a GPU copies."""
 
 NIXL_ERRORS: tuple[type[Exception], ...] = (
     bindings.nixlBackendError,

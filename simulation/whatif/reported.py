@@ -126,16 +126,7 @@ def _mean_step_time(workers: Sequence[ReportedWorker]) -> StepTimeModel:
 
 def _mean_prices(model: StepTimeModel, mean: float) -> StepTimeModel:
     """Only the prices, and those of mean steps. The machine says for how many cores they are valid."""
-    return replace(
-        model,
-        base_s=mean * model.base_s,
-        row_s=mean * model.row_s,
-        context_token_s=mean * model.context_token_s,
-        prompt_token_s=mean * model.prompt_token_s,
-        prompt_read_s=mean * model.prompt_read_s,
-        cores=1.0,
-        core_gain=None,
-    )
+    return replace(model.scaled(reading=mean, computing=mean), cores=1.0, core_gain=None)
 
 
 def _router(typical: Machine, step_time: StepTimeModel) -> RouterModel:

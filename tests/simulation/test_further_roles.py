@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
@@ -107,16 +108,17 @@ def test_where_roles_are_fixed_whoever_is_for_both_kinds_computes_the_prompts_of
 
 
 @pytest.mark.parametrize("further", ["both"], indirect=True)
-@pytest.mark.parametrize("killed", ["prefill", "decode", "further"])
-def test_where_roles_are_fixed_requests_outlive_the_workers_of_each_role(further: Role, killed: str) -> None:
+@pytest.mark.parametrize("drained", ["prefill", "decode", "further"])
+def test_where_roles_are_fixed_requests_outlive_the_workers_of_each_role(further: Role, drained: str) -> None:
     load = make_load(LOAD)
 
     async def run() -> list[Outcome]:
         async with virtual_cluster(layout_of("fixed", further, num_workers=1)) as cluster:
-            worker = next(item for item in cluster.workers.values() if item.spec.role == killed)
-            cluster_ends = cluster.pools[killed].drain(worker.spec.name)
-            outcomes = cluster.send(load)
-            await cluster_ends
-            return await outcomes
+            worker = next(item for item in cluster.workers.values() if item.spec.role == drained)
+            sent = asyncio.ensure_future(cluster.send(load))
+            await asyncio.sleep(LOAD.seconds / 2)
+            await cluster.pools[drained].drain(worker.spec.name)
+            assert not sent.done()
+            return await sent
 
     assert [outcome.error for outcome in run_virtually(run())] == [None] * len(load)
