@@ -12,7 +12,14 @@ import pytest
 from cluster.chaos.live_cluster import LiveCluster
 from cluster.config.own_admin_key import with_own_key
 from tests.support.cluster.cluster import ClusterProcess, running_cluster
-from tests.support.cluster.http_completions import TIMEOUT_S, assert_at_rest, complete_all, read_status, wait_for_rest
+from tests.support.cluster.http_completions import (
+    TIMEOUT_S,
+    assert_at_rest,
+    complete_all,
+    queue_of_work,
+    read_status,
+    wait_for_rest,
+)
 
 NUM_TOKENS = 400
 PROMPTS = [[3 + (7 * index + offset) % 250 for offset in range(40 + index)] for index in range(12)]
@@ -20,7 +27,9 @@ PROMPTS = [[3 + (7 * index + offset) % 250 for offset in range(40 + index)] for 
 
 @pytest.fixture
 def mixed_cluster(served_model: Path) -> Iterator[ClusterProcess]:
-    with running_cluster(model=str(served_model), dtype="float32", mixed_replicas=1) as running:
+    with running_cluster(
+        model=str(served_model), dtype="float32", mixed_replicas=1, scheduler={"max_num_seqs": 8}
+    ) as running:
         yield running
 
 
@@ -42,11 +51,11 @@ async def test_mixed_workers_take_whole_requests_and_the_streams_of_drained_work
     async with httpx.AsyncClient(base_url=address, headers=headers, timeout=TIMEOUT_S, trust_env=False) as client:
         cluster = LiveCluster(client, seed=0)
         running = asyncio.create_task(complete_all(url, PROMPTS, max_tokens=max_tokens))
-        while not (await cluster.status())["pools"]["decode"][0]["num_decoding"]:
-            assert not running.done()
-        await cluster.drain(before["decode"])
-
-        assert await running == undisturbed
+        async with queue_of_work(client, max_tokens=NUM_TOKENS):
+            while not (await cluster.status())["pools"]["decode"][0]["num_decoding"]:
+                assert not running.done()
+            await cluster.drain(before["decode"])
+            assert await running == undisturbed
         status = await cluster.status()
 
     assert status["totals"]["drain_moves"] > 0

@@ -15,6 +15,7 @@ import ray
 
 from router.security import hash_key, new_key
 from tests.support.cluster.cluster import ClusterProcess, assert_left_nothing, run_baton
+from tests.support.cluster.http_completions import queue_of_work
 
 USER, ADMIN = new_key(), new_key()
 NUM_TOKENS = 80
@@ -71,6 +72,7 @@ async def stream(client: httpx.AsyncClient, prompt: list[int], began: asyncio.Ev
     tokens: list[int] = []
     ask = {**body, "stream": True, "return_token_ids": True}
     async with client.stream("POST", "/v1/completions", json=ask) as response:
+        assert response.status_code == httpx.codes.OK, await response.aread()
         async for line in response.aiter_lines():
             if line.startswith("data: {"):
                 (choice,) = json.loads(line.removeprefix("data: "))["choices"]
@@ -82,19 +84,12 @@ async def stream(client: httpx.AsyncClient, prompt: list[int], began: asyncio.Ev
 
 @asynccontextmanager
 async def queue_behind(client: httpx.AsyncClient, asked: list[list[int]]) -> AsyncIterator[asyncio.Future[list[Any]]]:
-    """Streams of these prompts that have begun, and a queue after them that keeps the workers busy during the block.
-
-    A cluster may answer the streams alone before this process, which waits for its turn too, can ask anything else.
-    """
+    """Streams of these prompts that have begun, and work behind them that lasts as long as the block."""
     began = asyncio.Event()
     answers = asyncio.gather(*(stream(client, prompt, began) for prompt in asked))
-    queued = asyncio.gather(*(complete(client, [5 + number] * 90, max_tokens=NUM_STREAMED) for number in range(40)))
-    try:
+    async with queue_of_work(client, max_tokens=NUM_STREAMED):
         await asyncio.wait((answers, asyncio.ensure_future(began.wait())), return_when=asyncio.FIRST_COMPLETED)
         yield answers
-    finally:
-        queued.cancel()
-        await asyncio.wait((queued,))
 
 
 async def reset(client: httpx.AsyncClient, **body: Any) -> list[dict[str, Any]]:

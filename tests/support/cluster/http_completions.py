@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 
 TIMEOUT_S = 240.0
 REST_POLL_PERIOD_S = 0.05
+NUM_QUEUED = 120
+QUEUED_LENGTH = 90
 HELD = ("num_running", "num_waiting", "num_loading", "num_leased_blocks", "num_held_blocks")
 
 
@@ -44,6 +47,24 @@ async def _complete(
     assert answer["usage"]["completion_tokens"] == max_tokens
     assert answer["choices"][0]["finish_reason"] == "length"
     return tuple(answer["choices"][0]["token_ids"])
+
+
+@asynccontextmanager
+async def queue_of_work(client: httpx.AsyncClient, *, max_tokens: int) -> AsyncIterator[None]:
+    """One body of many prompts, which keeps the decode workers busy after the requests that were sent before it.
+
+    Its client leaves at the end of the block. For orders that must reach a worker amid its work: a cluster may answer
+    a few streams alone before this process, which waits for its turn too, can ask anything else.
+    """
+    prompts = [[5 + number] * QUEUED_LENGTH for number in range(NUM_QUEUED)]
+    body = {"prompt": prompts, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    queued = asyncio.ensure_future(client.post("/v1/completions", json=body))
+    try:
+        yield
+        assert not queued.done() or queued.result().status_code == httpx.codes.OK, queued.result().text
+    finally:
+        queued.cancel()
+        await asyncio.wait((queued,))
 
 
 def read_status(url: str) -> dict[str, Any]:
