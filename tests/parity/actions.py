@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.support.engine.engine_pools import EnginePool
 from tests.support.parity.answers import Answer
 from tests.support.parity.feature import COMPLETION, Feature
 from tests.support.parity.halved_prompts import halved_prompts
@@ -58,8 +57,17 @@ async def while_it_is_computed(made: World, feature: Feature) -> Answer:
 
 async def killing_prefill(made: World, feature: Feature) -> Answer:
     """The worker dies while it computes the prompt, and another one starts again."""
+    return await _killing_while_it_computes(made, feature, "prefill")
+
+
+async def killing_a_mixed_one(made: World, feature: Feature) -> Answer:
+    """A mixed worker dies while it computes the prompt, and a prefill worker starts again."""
+    return await _killing_while_it_computes(made, feature, "mixed")
+
+
+async def _killing_while_it_computes(made: World, feature: Feature, role: str) -> Answer:
     async with asking(made, feature) as answering:
-        await made.kill(await made.waiting_engine("prefill"))
+        await made.kill(await made.waiting_engine(role))
     return await answering
 
 
@@ -74,13 +82,21 @@ async def killing_decode(made: World, feature: Feature) -> Answer:
 
 async def draining_decode(made: World, feature: Feature) -> Answer:
     """The worker is drained in the middle of the answer, and another one continues with its KV."""
-    return await _draining(made, feature, made.decode, "decode")
+    return await _draining(made, feature, "decode")
 
 
-async def _draining(made: World, feature: Feature, pool: EnginePool, role: str) -> Answer:
+async def draining_a_mixed_one(made: World, feature: Feature) -> Answer:
+    """There are only mixed workers left. The one that does everything is drained in the middle of the answer."""
+    for role in ("prefill", "decode"):
+        await made.pools[role].drain(made.first(role))
+    await until(lambda: {item.role for item in made.service.decode_pool.candidates()} == {"mixed"})
+    return await _draining(made, feature, "mixed")
+
+
+async def _draining(made: World, feature: Feature, role: str) -> Answer:
     async with asking(made, feature) as answering:
         leaving = await made.waiting_engine(role)
-        draining = asyncio.create_task(pool.drain(leaving))
+        draining = asyncio.create_task(made.pools[role].drain(leaving))
         await until(lambda: made.engine(leaving).is_draining)
         made.let_go()
         await draining
@@ -157,7 +173,7 @@ async def changing_roles(made: World, feature: Feature) -> Answer:
 async def draining_a_swapped_one(made: World, feature: Feature) -> Answer:
     """A worker that was started for prompts generates, and is drained in the middle of that."""
     await _swap_roles(made)
-    return await _draining(made, feature, made.prefill, "prefill")
+    return await _draining(made, feature, "prefill")
 
 
 async def once_predicted(made: World, feature: Feature) -> Answer:

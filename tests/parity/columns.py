@@ -14,10 +14,12 @@ from tests.parity.actions import (
     after_a_reset_of_decode,
     after_an_eviction,
     changing_roles,
+    draining_a_mixed_one,
     draining_a_swapped_one,
     draining_decode,
     halved,
     halved_and_lost,
+    killing_a_mixed_one,
     killing_decode,
     killing_prefill,
     moving_while_it_waits,
@@ -254,4 +256,35 @@ ROLES = (
     ),
 )
 
-COLUMNS = {column.name: column for column in (*PATHS, *FAULTS, *ROLES)}
+MIXED = (
+    # Where workers are as free as each other, routers choose by name: decode workers for streams, mixed ones for
+    # prompts.
+    Column(
+        name="prompt at a mixed worker",
+        setup=Setup(num_decode=2, num_mixed=1),
+        grow=("mixed num_leases_done", "decode num_transfers"),
+        stay=("decode recomputed_tokens",),
+    ),
+    Column(
+        name="killed mixed worker",
+        setup=Setup(num_decode=2, num_mixed=1, chunk_tokens=CHUNK, steps={"mixed": 1}),
+        ask=killing_a_mixed_one,
+        grow=("router num_prefill_retries", "prefill num_leases_done"),
+    ),
+    Column(
+        name="drained decode worker beside a mixed one",
+        setup=Setup(num_mixed=1, steps={"decode": STEPS_BEFORE}),
+        ask=draining_decode,
+        grow=("decode num_moved_out", "router num_drain_moves", "mixed num_transfers"),
+        stay=("router num_migrations", "mixed recomputed_tokens"),
+    ),
+    Column(
+        name="mixed workers alone, one drained",
+        setup=Setup(num_mixed=2, steps={"mixed": STEPS_BEFORE}),
+        ask=draining_a_mixed_one,
+        grow=("mixed num_moved_out", "router num_drain_moves", "mixed num_transfers"),
+        stay=("router num_migrations", "mixed recomputed_tokens", "prefill num_requests", "decode num_requests"),
+    ),
+)
+
+COLUMNS = {column.name: column for column in (*PATHS, *FAULTS, *ROLES, *MIXED)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -215,32 +215,56 @@ async def engine_pools(
     are_elastic: bool = False,
     observe: Callable[[str, str], RequestObserver | None] = lambda role, name: None,
 ) -> AsyncIterator[tuple[EnginePool, EnginePool]]:
-    """Started engines around one in-process fabric; all are closed at the end.
+    """A pool for prompts and one for streams, as ``pools_by_role``.
 
     ``decode_blocks`` gives each decode engine a size of its own. With ``chunk_tokens`` prefill computes so many tokens
-    a step, and hands longer prompts over while it computes them. With ``are_elastic`` live requests leave all engines
-    that drain. Engines have no model unless ``make`` gives them one. ``observe`` makes the observer of an engine by its
-    role and its name.
+    a step, and hands longer prompts over while it computes them.
     """
-    make_engine = make or chain_engines(max_num_seqs, chunk_tokens)
+    async with pools_by_role(
+        {"prefill": [num_blocks] * num_prefill, "decode": decode_blocks or [num_blocks] * num_decode},
+        wrap={"prefill": wrap_prefill_runner, "decode": wrap_decode_runner},
+        options=options,
+        make=make or chain_engines(max_num_seqs, chunk_tokens),
+        are_elastic=are_elastic,
+        observe=observe,
+    ) as pools:
+        yield pools["prefill"], pools["decode"]
+
+
+@asynccontextmanager
+async def pools_by_role(
+    num_blocks: Mapping[str, Sequence[int]],
+    *,
+    wrap: Mapping[str, Callable[[StepRunner], StepRunner]],
+    options: ConnectorOptions,
+    make: EngineMaker,
+    are_elastic: bool = False,
+    observe: Callable[[str, str], RequestObserver | None] = lambda role, name: None,
+) -> AsyncIterator[dict[str, EnginePool]]:
+    """Started engines around one in-process fabric, in a pool for each role; all are closed at the end.
+
+    ``num_blocks`` are the sizes of each role's engines, ``wrap`` what their runners are wrapped in. With
+    ``are_elastic`` live requests leave all engines that drain. ``observe`` makes the observer of an engine by its role
+    and its name.
+    """
     fabric = InProcessFabric()
-    wrap = {"prefill": wrap_prefill_runner, "decode": wrap_decode_runner}
 
     def build(role: str, name: str, num_blocks: int) -> tuple[EngineCore, WorkerInfo, RequestObserver | None]:
-        core, info = make_engine(role, name, num_blocks, inproc_builder(fabric, name, options))
+        core, info = make(role, name, num_blocks, inproc_builder(fabric, name, options))
         core.runner = wrap[role](core.runner)
         return core, info, observe(role, name)
 
-    prefill = EnginePool("prefill", partial(build, "prefill"), moves_out=are_elastic)
-    decode = EnginePool("decode", partial(build, "decode"), moves_out=True)
-    for _ in range(num_prefill):
-        prefill.add(num_blocks)
-    for size in decode_blocks or [num_blocks] * num_decode:
-        decode.add(size)
-    for engine in (*prefill.engines.values(), *decode.engines.values()):
+    pools = {
+        role: EnginePool(role, partial(build, role), moves_out=are_elastic or ROLES[role].moves_out)
+        for role in num_blocks
+    }
+    for role, sizes in num_blocks.items():
+        for size in sizes:
+            pools[role].add(size)
+    for engine in [engine for pool in pools.values() for engine in pool.engines.values()]:
         await engine.start()
     try:
-        yield prefill, decode
+        yield pools
     finally:
-        for engine in (*prefill.engines.values(), *decode.engines.values()):
+        for engine in [engine for pool in pools.values() for engine in pool.engines.values()]:
             await engine.close()

@@ -103,7 +103,7 @@ def suffering(faults: FaultOptions, options: ConnectorOptions = PLAIN) -> Connec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The engines of a cell.
+    """The engines of a cell. Without mixed ones there is no pool for them.
 
     ``num_blocks``: blocks of each engine for every KV cache group.
     ``chunk_tokens``: what prefill computes a step; longer prompts are handed over meanwhile where connectors stream.
@@ -114,6 +114,7 @@ class Setup:
 
     num_prefill: int = 1
     num_decode: int = 1
+    num_mixed: int = 0
     num_blocks: int = 256
     chunk_tokens: int = NO_CHUNKS
     options: ConnectorOptions = PLAIN
@@ -123,6 +124,12 @@ class Setup:
     steps: dict[str, int] = field(default_factory=dict)
     drafting: Callable[[], Drafting | None] | None = None
     is_own_draft: bool = False
+
+    @property
+    def num_engines(self) -> dict[str, int]:
+        """How many there are of each role."""
+        numbers = {"prefill": self.num_prefill, "decode": self.num_decode}
+        return {**numbers, "mixed": self.num_mixed} if self.num_mixed else numbers
 
     def connector_options(self, folder: Path) -> ConnectorOptions:
         """The options of each connector. ``folder`` is for tiers that need one."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,15 +29,13 @@ from kv_transfer.params import PeerIdentity
 from router.api.app import build_app
 from router.service import RouterService
 from tests.support.engine.engine_config import small_engine_config
-from tests.support.engine.engine_pools import EngineMaker, EnginePool, engine_pools
+from tests.support.engine.engine_pools import EngineMaker, EnginePool, pools_by_role
 from tests.support.engine.overlap_runner import OverlapRunner
 from tests.support.engine.stepwise_runner import StepwiseRunner
 from tests.support.parity.answers import Answer, forget_drafts, read_answer
 from tests.support.parity.feature import Feature
 from tests.support.parity.setup import MAX_MODEL_LEN, NO_CHUNKS, Setup
 from tests.support.router.router_rig import until
-
-ROLES = ("prefill", "decode")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,8 +46,7 @@ class World:
     """
 
     setup: Setup
-    prefill: EnginePool
-    decode: EnginePool
+    pools: dict[str, EnginePool]
     service: RouterService
     client: httpx.AsyncClient
     runners: dict[str, StepwiseRunner]
@@ -56,14 +54,28 @@ class World:
     killed: set[str] = field(default_factory=set)
     _before: dict[str, Counter[str]] = field(default_factory=dict)
 
+    @property
+    def prefill(self) -> EnginePool:
+        """The engines that were started for prompts."""
+        return self.pools["prefill"]
+
+    @property
+    def decode(self) -> EnginePool:
+        """The engines that were started for streams."""
+        return self.pools["decode"]
+
+    @property
+    def engines(self) -> dict[str, AsyncEngine]:
+        """All engines by name, killed ones included."""
+        return {name: engine for pool in self.pools.values() for name, engine in pool.engines.items()}
+
     async def begin(self) -> None:
         """Reset: lost or drained engines get successors, caches are emptied, and runners wait again."""
         await self._replace_the_lost()
         for reset in await self.service.administration.reset_prefix_cache(preempt_running=False):
             assert reset.dropped is not None, reset.reason
         if self.setup.settings.is_elastic:
-            names = (*self.prefill.engines, *self.decode.engines)
-            await self.lean({name: name.partition("-")[0] for name in names})
+            await self.lean({name: name.partition("-")[0] for name in self.engines})
         for name, runner in self.runners.items():
             runner.pace(self.setup.steps[name.partition("-")[0]])
         self.count_anew()
@@ -83,12 +95,12 @@ class World:
         """Start a successor for each engine that was killed or drains, and wait until the router knows exactly the
         engines that exist.
         """
-        for pool in (self.prefill, self.decode):
+        for pool in self.pools.values():
             for name in [name for name, engine in pool.engines.items() if name in self.killed or engine.is_draining]:
                 self.runners.pop(name, None)
                 await pool.replace(name)
         self.killed.clear()
-        names = {*self.prefill.engines, *self.decode.engines}
+        names = set(self.engines)
 
         def are_known() -> bool:
             known = (*self.service.prefill_pool.replicas, *self.service.decode_pool.replicas)
@@ -117,21 +129,20 @@ class World:
         return {
             "router": Counter(asdict(self.service.counters)),
             "runners": Counter(num_overlaps=sum(runner.num_overlaps for runner in self.watched)),
-            **{name: Counter(load.counters) for role in ROLES for name, load in self._loads(role).items()},
+            **{name: Counter(load.counters) for role in self.pools for name, load in self._loads(role).items()},
         }
 
     def engine(self, name: str) -> AsyncEngine:
         """One engine."""
-        return self.prefill.engines[name] if name in self.prefill.engines else self.decode.engines[name]
+        return self.engines[name]
 
     def first(self, role: str) -> str:
         """The name of the first engine that was started for a role."""
-        return next(iter(self.prefill.engines if role == "prefill" else self.decode.engines))
+        return next(iter(self.pools[role].engines))
 
     def _loads(self, role: str) -> dict[str, LoadReport]:
         """Load reports of the engines that live."""
-        names = self.prefill.engines if role == "prefill" else self.decode.engines
-        return {name: self.engine(name).load for name in names if name not in self.killed}
+        return {name: engine.load for name, engine in self.pools[role].engines.items() if name not in self.killed}
 
     async def lean(self, role_of: Mapping[str, str]) -> None:
         """Order engines to lean to other roles, and let the router notice."""
@@ -163,7 +174,7 @@ class World:
         """Wait until no engine holds anything."""
 
         def rests() -> bool:
-            loads = [load for role in ROLES for load in self._loads(role).values()]
+            loads = [load for role in self.pools for load in self._loads(role).values()]
             return self.service.num_alive == 0 and all(load.is_empty and not load.num_held_blocks for load in loads)
 
         await until(rests, timeout_s=60)
@@ -173,7 +184,7 @@ def _engines(path: Path, setup: Setup) -> EngineMaker:
     def make(role: str, name: str, num_blocks: int, build_connector: ConnectorBuilder) -> tuple[EngineCore, WorkerInfo]:
         config = small_engine_config(path, num_blocks=num_blocks)
         scheduler = SchedulerConfig(
-            max_num_batched_tokens=setup.chunk_tokens if role == "prefill" else NO_CHUNKS,
+            max_num_batched_tokens=NO_CHUNKS if role == "decode" else setup.chunk_tokens,
             max_num_seqs=16,
             max_model_len=MAX_MODEL_LEN,
             policy="priority",
@@ -223,25 +234,22 @@ async def world(path: Path, setup: Setup | None = None) -> AsyncIterator[World]:
         return watched[-1]
 
     with TemporaryDirectory(prefix="baton-parity-") as folder:
-        async with engine_pools(
-            num_prefill=setup.num_prefill,
-            num_decode=setup.num_decode,
-            num_blocks=setup.num_blocks * len(load_model_config(path).kv_cache_groups),
-            wrap_prefill_runner=lambda runner: paced("prefill", runner),
-            wrap_decode_runner=watching,
+        num_blocks = setup.num_blocks * len(load_model_config(path).kv_cache_groups)
+        async with pools_by_role(
+            {role: [num_blocks] * number for role, number in setup.num_engines.items()},
+            wrap={"prefill": partial(paced, "prefill"), "decode": watching, "mixed": partial(paced, "mixed")},
             options=setup.connector_options(Path(folder)),
             make=_engines(path, setup),
             are_elastic=setup.settings.is_elastic,
-        ) as (prefill, decode):
-            service = RouterService(path, "tiny", {"prefill": prefill, "decode": decode}, setup.settings)
+        ) as pools:
+            service = RouterService(path, "tiny", pools, setup.settings)
             await service.start()
             try:
                 transport = httpx.ASGITransport(build_app(service))
                 async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
                     made = World(
                         setup=setup,
-                        prefill=prefill,
-                        decode=decode,
+                        pools=pools,
                         service=service,
                         client=client,
                         runners=runners,
