@@ -12,9 +12,10 @@ closed loop (benchmarks/closed_load.py). ``--repeats`` rounds start each server 
 
 Rows are medians over all turns: ``<side>/tokens_per_s/<dtype>/<concurrency>``, ``<side>/ttft_p50_ms/...``,
 ``<side>/itl_p50_ms/...``, ``<side>/cpu_ms_per_token/...`` of all its processes with each process's in the detail, and
-for Baton ``<side>/cpu_ms_outside_engines/...``: the same without the threads that compute. ``<side>/idle_cpu/<dtype>``
-is what a server takes while nobody asks. ``ratio/http/<side>/...`` is a side's rate over vLLM's of the same turn,
-``ratio/http_ttft/...`` and ``ratio/http_itl/...`` vLLM's time over the side's: above 1 is faster.
+for Baton ``<side>/cpu_ms_outside_engines/...``: the same without the threads that compute, and
+``<side>/cpu_ms_above_rest/...``: that, less what the cluster takes in this time while nobody asks, which
+``<side>/idle_cpu/<dtype>`` tells of every side. ``ratio/http/<side>/...`` is a side's rate over vLLM's of the same
+turn, ``ratio/http_ttft/...`` and ``ratio/http_itl/...`` vLLM's time over the side's: above 1 is faster.
 ``default/transferred/<dtype>`` shows the hand-overs.
 """
 
@@ -51,7 +52,7 @@ from benchmarks.standing_still import standing_still
 
 DEFAULT, FIXED, UNIFIED, VLLM = "default", "fixed", "unified", "vllm"
 SIDES = (DEFAULT, FIXED, UNIFIED, VLLM)
-OUTSIDE = "cpu_ms_outside_engines"
+OUTSIDE, ABOVE_REST = "cpu_ms_outside_engines", "cpu_ms_above_rest"
 MAX_MODEL_LEN = 1024
 SCHEDULER = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
 METRICS = {"tokens_per_s": "tokens/s", "ttft_p50_ms": "ms", "itl_p50_ms": "ms"}
@@ -217,17 +218,23 @@ def side_rows(dtype: str, rounds: Rounds) -> list[Row]:
                     detail=detail,
                 )
             )
-        rows += cpu_rows(name, f"{dtype}/{concurrency}", [figures.cpu_ms_per_token for figures in seen])
+        at_rest_ms, _ = _medians([{who: s * 1000 for who, s in taken.items()} for taken in rounds.idle_s[name]])
+        rows += cpu_rows(name, f"{dtype}/{concurrency}", seen, at_rest_ms=at_rest_ms)
     return rows
 
 
-def cpu_rows(side: str, case: str, seen: Sequence[Mapping[str, float]]) -> list[Row]:
-    """Milliseconds of CPU per token: of all processes, and without the compute threads of engines."""
-    total, by_process = _medians(seen)
+def cpu_rows(side: str, case: str, seen: Sequence[ClosedFigures], *, at_rest_ms: float) -> list[Row]:
+    """Milliseconds of CPU per token: of all processes, without the compute threads of engines, and without what the
+    side takes at rest, which is ``at_rest_ms`` in a second.
+    """
+    taken = [figures.cpu_ms_per_token for figures in seen]
+    total, by_process = _medians(taken)
     rows = [Row(name=f"{side}/cpu_ms_per_token/{case}", value=total, unit="ms", detail=dict(by_process))]
     if side != VLLM:
-        outside = statistics.median(sum(of_round.values()) - of_round.get(ENGINE_THREADS, 0.0) for of_round in seen)
-        rows.append(Row(name=f"{side}/{OUTSIDE}/{case}", value=outside, unit="ms"))
+        outside = [sum(of_turn.values()) - of_turn.get(ENGINE_THREADS, 0.0) for of_turn in taken]
+        above = [ms - at_rest_ms / figures.tokens_per_s for ms, figures in zip(outside, seen, strict=True)]
+        rows.append(Row(name=f"{side}/{OUTSIDE}/{case}", value=statistics.median(outside), unit="ms"))
+        rows.append(Row(name=f"{side}/{ABOVE_REST}/{case}", value=statistics.median(above), unit="ms"))
     return rows
 
 

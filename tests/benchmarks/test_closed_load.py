@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -218,9 +218,8 @@ def test_ratios_above_one_mean_that_the_cluster_is_faster() -> None:
         ("vllm", 8): [seen_figures(200, 40, 11), seen_figures(100, 50, 10), seen_figures(250, 60, 22)],
     }
 
-    rounds = Rounds(
-        closed=closed, idle_s={"unified": [{"router": 0.01}, {"router": 0.02}, {"router": 0.04, "gcs": 0.01}]}
-    )
+    at_rest = [{"router": 0.01}, {"router": 0.02}, {"router": 0.04, "gcs": 0.01}]
+    rounds = Rounds(closed=closed, idle_s={"unified": at_rest, "vllm": [{"EngineCore": 0.001}]})
     ratios = {row.name: row for row in ratio_rows("float32", rounds, "unified", [8])}
     sides = {row.name: row.value for row in side_rows("float32", rounds)}
 
@@ -236,16 +235,20 @@ def test_ratios_above_one_mean_that_the_cluster_is_faster() -> None:
 
 
 def test_cpu_outside_the_engines_is_all_but_the_threads_that_compute() -> None:
-    cases = [{ENGINE_THREADS: 4.0, "router": 0.3}, {ENGINE_THREADS: 3.0, "router": 0.2, "gcs": 0.2}]
+    cases = [
+        replace(seen_figures(200, 20, 10), cpu_ms_per_token={ENGINE_THREADS: 4.0, "router": 0.3}),
+        replace(seen_figures(100, 20, 10), cpu_ms_per_token={ENGINE_THREADS: 3.0, "router": 0.2, "gcs": 0.2}),
+    ]
 
-    rows = {row.name: row for row in cpu_rows("default", "float32/8", cases)}
+    rows = {row.name: row for row in cpu_rows("default", "float32/8", cases, at_rest_ms=20.0)}
 
     assert rows["default/cpu_ms_per_token/float32/8"].value == pytest.approx((4.3 + 3.4) / 2)
     assert rows["default/cpu_ms_per_token/float32/8"].detail == pytest.approx(
         {ENGINE_THREADS: 3.5, "router": 0.25, "gcs": 0.1}
     )
     assert rows["default/cpu_ms_outside_engines/float32/8"].value == pytest.approx((0.3 + 0.4) / 2)
-    assert len(cpu_rows("vllm", "float32/8", cases)) == 1, "its threads bear no names that tell them apart"
+    assert rows["default/cpu_ms_above_rest/float32/8"].value == pytest.approx((0.3 - 0.1 + 0.4 - 0.2) / 2)
+    assert len(cpu_rows("vllm", "float32/8", cases, at_rest_ms=1.0)) == 1, "its threads have no names"
 
 
 @pytest.mark.parametrize(("side", "decode_threads"), [("default", 1), ("fixed", 1), ("unified", 2)])
