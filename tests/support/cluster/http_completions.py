@@ -50,17 +50,17 @@ async def _complete(
 
 
 @asynccontextmanager
-async def queue_of_work(client: httpx.AsyncClient, *, max_tokens: int) -> AsyncIterator[None]:
+async def queue_of_work(client: httpx.AsyncClient, *, max_tokens: int) -> AsyncIterator[asyncio.Future[httpx.Response]]:
     """One body of many prompts, which keeps the decode workers busy after the requests that were sent before it.
 
-    Its client leaves at the end of the block. For orders that must reach a worker amid its work: a cluster may answer
-    a few streams alone before this process, which waits for its turn too, can ask anything else.
+    Yields its answer. Its client leaves at the end of the block. For orders that must reach a worker amid its work: a
+    cluster may answer a few streams alone before this process, which waits for its turn too, can ask anything else.
     """
     prompts = [[5 + number] * QUEUED_LENGTH for number in range(NUM_QUEUED)]
     body = {"prompt": prompts, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     queued = asyncio.ensure_future(client.post("/v1/completions", json=body))
     try:
-        yield
+        yield queued
         assert not queued.done() or queued.result().status_code == httpx.codes.OK, queued.result().text
     finally:
         queued.cancel()
