@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel, exp
+from engine.kernels.compiled import BODY_OPTIONS, PART_OPTIONS, STORAGE, compile_kernel, exp
 from engine.kernels.lanes import LANES
 from engine.kernels.machine_code import address_of, narrow, pointer, take_next, widen
 from engine.kernels.row_loops import (
@@ -111,7 +111,7 @@ def _clamp(gate, up, output, alpha, limit):
         output[i] = narrow(g * share * (u + np.float32(1.0)), output[i])
 
 
-@njit(**PART_OPTIONS)
+@njit(**BODY_OPTIONS)
 def _run(p, source, numbers, output):
     """Take parts of rows from the shared counter. source: [num_rows, 2 * size], the gate first, or [num_rows, size]
     without a gate; output: [num_rows, size] or wider.

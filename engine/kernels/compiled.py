@@ -67,6 +67,10 @@ PART_OPTIONS = {**OPTIONS, "cache": False, "forceinline": True}
 versions of such a function, optimised alone and with its kernel, whose results differ in bits; which one runs would
 depend on whether this process compiled the kernel or loaded it."""
 
+BODY_OPTIONS = {**OPTIONS, "cache": False, "inline": "always"}
+"""For large functions that one place of a kernel calls: they become part of it before anything is compiled. numba
+would optimise them alone first, for nothing, which takes as long as to optimise the kernel."""
+
 STORAGE = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.int16, "bfloat16 pairs": np.uint32}
 """The type by which a kernel sees numbers of a dtype; ``widen`` and ``narrow`` tell dtypes apart by it. Pairs are only
 for ``tile_product``."""

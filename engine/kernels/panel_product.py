@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
+from engine.kernels.compiled import BODY_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.machine_code import address_of, take_next
 from engine.kernels.row_loops import convert_row
 from engine.kernels.tile_product import MAX_ROWS, PANEL, UNROLLED, WORD_BYTES, multiply_tile
@@ -36,7 +36,7 @@ INPUT_STRIDE = 8  # bytes
 NUM_PARAMETERS = 9
 
 
-@njit(**PART_OPTIONS)
+@njit(**BODY_OPTIONS)
 def _multiply(p, index, row, end, sums, wide, weight, weight_bytes, output, output_bytes):
     """Rows ``row`` to ``end`` of the input times one panel, block of words by block of words.
 
@@ -64,7 +64,7 @@ def _multiply(p, index, row, end, sums, wide, weight, weight_bytes, output, outp
             convert_row(sums + index * SUMS_STRIDE, y + index * y_stride, PANEL, FLOAT32, output)
 
 
-@njit(**PART_OPTIONS)
+@njit(**BODY_OPTIONS)
 def _multiply_block(x, x_stride, num_rows, panel, width, start, start_stride, y, y_stride, weight):
     """Multiply all rows with a block of words, in tiles of about equal height."""
     row = 0
@@ -75,7 +75,7 @@ def _multiply_block(x, x_stride, num_rows, panel, width, start, start_stride, y,
         row += height
 
 
-@njit(**PART_OPTIONS)
+@njit(**BODY_OPTIONS)
 def _run(p, weight, weight_bytes, output, output_bytes):
     """Take panels from the shared counter: all panels for the first chunk of rows, then all for the next."""
     num_panels = p[OUT_SIZE] // PANEL

@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
+from engine.kernels.compiled import BODY_OPTIONS, PART_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.lanes import LANES
 from engine.kernels.machine_code import address_of, narrow, pointer, take_next, widen
 from engine.kernels.row_loops import add_row, scale_row, scale_row_by_sum, square_sum
@@ -53,7 +53,7 @@ def normalize(source, weight, numbers, size, target):
         target[i] = narrow(widen(source[i]) * scale * (widen(weight[i]) + offset), target[i])
 
 
-@njit(**PART_OPTIONS)
+@njit(**BODY_OPTIONS)
 def _run(p, hidden, delta, weight, output):
     """Take rows from the shared counter until none is left. hidden and output are [num_rows, own stride], of which the
     first ``size`` numbers count; delta: [num_rows, size].

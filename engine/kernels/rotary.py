@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
+from engine.kernels.compiled import BODY_OPTIONS, PART_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.lanes import LANES
 from engine.kernels.machine_code import address_of, narrow, pointer, take_next, widen
 from engine.kernels.rms_norm import NUM_NORM_NUMBERS, normalize
@@ -43,7 +43,7 @@ def _rotate(vector, cosine, sine, target):
         target[half + d] = narrow(second * c + first * s, target[d])
 
 
-@njit(**PART_OPTIONS)
+@njit(**BODY_OPTIONS)
 def _run(p, heads, query, table, rows, query_norm, key_norm):
     """Take tokens from the shared counter until none is left.
 

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
+from engine.kernels.compiled import BODY_OPTIONS, PART_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.machine_code import address_of, pointer, prefetch, rank, take_next, widen
 
 PART = 512
@@ -63,7 +63,7 @@ def _search(row, lowest):
     return found, highest
 
 
-@njit(**PART_OPTIONS)
+@njit(**BODY_OPTIONS)
 def _run(p, logits, token_ids, has_nan, lowest):
     """Take rows from the shared counter. logits: [num_rows, size]; token_ids, has_nan: [num_rows]."""
     nan_rank = -(lowest + 1)
@@ -134,7 +134,7 @@ def _search_allowed(row, words, lowest):
     return found
 
 
-@njit(**PART_OPTIONS)
+@njit(**BODY_OPTIONS)
 def _run_masked(p, logits, places, masks, token_ids, has_nan, is_open, lowest):
     """Take rows from the shared counter. places: [num_rows] the row's mask, or -1; is_open: [num_rows], see below."""
     nan_rank = -(lowest + 1)

@@ -13,6 +13,7 @@ from numba.extending import overload
 
 from engine.kernels.attention.key_loops import KEYS, VECTORS, add_register, add_values, score_keys
 from engine.kernels.compiled import (
+    BODY_OPTIONS,
     NUM_SCORE_NUMBERS,
     PART_OPTIONS,
     SCALE,
@@ -195,7 +196,7 @@ def _write(sums, totals, output):
             output[g, d] = narrow(sums[g, d] * inverse, output[g, d])
 
 
-@njit(**PART_OPTIONS)
+@njit(**BODY_OPTIONS)
 def _attend(p, query, rows, output, tile_type):
     """Take (row, key-value head) pairs from the shared counter until none is left.
 

@@ -15,6 +15,7 @@ from numba.extending import overload
 
 from engine.kernels.attention.dot_tile import COLUMNS, ROWS, WORD_BYTES, add_tile, set_tile
 from engine.kernels.compiled import (
+    BODY_OPTIONS,
     NUM_SCORE_NUMBERS,
     PART_OPTIONS,
     SCALE,
@@ -148,7 +149,7 @@ def _add(weights, width, values, sums, row):
         )
 
 
-@njit(**PART_OPTIONS)
+@njit(**BODY_OPTIONS)
 def _attend_rows(place, window, scale, softcap, operands, state, scratch):
     """Process one tile of query rows with one tile of keys.
 
@@ -174,7 +175,7 @@ def _attend_rows(place, window, scale, softcap, operands, state, scratch):
     _add(weights, width, values, sums, row)
 
 
-@njit(**PART_OPTIONS)
+@njit(**BODY_OPTIONS)
 def _attend(p, query, rows, words, output, product, packed):
     """Take (run of queries, key-value head) pairs from the shared counter until none is left.
 

@@ -12,7 +12,7 @@ import numpy as np
 from numba import carray, njit
 
 from engine.kernels.activation import ALPHA, CLAMPED_GATE, LIMIT, NUM_CLAMP_NUMBERS, bend_row
-from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
+from engine.kernels.compiled import BODY_OPTIONS, PART_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.machine_code import add_to, address_of, look_at, narrow, pointer, take_next, widen
 from engine.kernels.row_loops import add_row, clamped_gate_row
 from engine.kernels.tile_product import MAX_ROWS, PANEL, multiply_tile
@@ -167,7 +167,7 @@ def _copy(p, first, end, sources, x, rows):
             rows[row, i] = widen(x[token, i])
 
 
-@njit(**PART_OPTIONS)
+@njit(**BODY_OPTIONS)
 def _multiply(p, counts, bend_blocks, project_blocks, numbers, weight, weight_bytes):
     """Both products. All items of the first are done before the second begins."""
     scratch = np.empty(2 * PANEL * MAX_ROWS, dtype=np.float32)
@@ -190,7 +190,7 @@ def _multiply(p, counts, bend_blocks, project_blocks, numbers, weight, weight_by
     _wait(p, PROJECT, num_items)
 
 
-@njit(**PART_OPTIONS)
+@njit(**BODY_OPTIONS)
 def _run(p, x, output, weight, weight_bytes):
     """All phases; every thread runs this."""
     num_rows, num_tokens, num_experts = p[NUM_TOKENS] * p[NUM_ACTIVE], p[NUM_TOKENS], p[NUM_EXPERTS]
