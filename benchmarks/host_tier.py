@@ -29,12 +29,12 @@ from engine.frontend.engine_core import EngineCore
 from engine.frontend.offline import generate
 from kv_transfer.connector import Connector, WakeCallback
 from kv_transfer.factory import build_connector
-from kv_transfer.host.arena import build_arena
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.memory.block_memory import open_block_memory
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PeerIdentity
+from kv_transfer.tier.host.arena import build_arena
 
 PROMPT_TOKENS = (64, 256, 512, 900)
 BLOCK_SIZE = 16

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kv_transfer.disk.tier import DiskTierOptions
 from kv_transfer.errors import InvalidOptionError, UnknownConnectorError
-from kv_transfer.host.tier import HostTierOptions
 from kv_transfer.registry import CHAIN, CLUSTER_PEER_SOURCES, CONNECTORS, PEER_SOURCES, SOURCES, TIERS, Tier
+from kv_transfer.tier.disk.tier import DiskTierOptions
+from kv_transfer.tier.host.tier import HostTierOptions
 from kv_transfer.transfer_options import TransferOptions
 
 

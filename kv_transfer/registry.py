@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from kv_transfer.disk.tier import DiskTierOptions, open_disk_storage
 from kv_transfer.errors import KVTransferError
-from kv_transfer.host.tier import HostTierOptions, open_host_storage
 from kv_transfer.inproc import InProcessFabric, InProcessTransport
 from kv_transfer.layout import KVRegion
 from kv_transfer.params import PeerIdentity
+from kv_transfer.tier.disk.tier import DiskTierOptions, open_disk_storage
+from kv_transfer.tier.host.tier import HostTierOptions, open_host_storage
 from kv_transfer.tier.options import TierOptions
 from kv_transfer.tier.storage import TierStorage
 from kv_transfer.transfer_options import TransferOptions

@@ -10,11 +10,11 @@ import torch
 import xxhash
 
 from kv_transfer.factory import build_connector
-from kv_transfer.host.arena import build_arena
 from kv_transfer.layout import KVRegion, MemoryKind
 from kv_transfer.memory.block_memory import open_block_memory
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PeerIdentity
+from kv_transfer.tier.host.arena import build_arena
 from tests.support.engine.kv_engine import KVEngineSpec
 from tests.support.kv.kv_child import NobodyToMeet
 

@@ -14,15 +14,15 @@ from engine.frontend.engine_core import EngineCore
 from kv_transfer.chain.source import ChainSource
 from kv_transfer.chain.worker_connector import ChainWorker
 from kv_transfer.connector import Connector, ConnectorBuilder, WakeCallback
-from kv_transfer.disk.storage import DiskStorage
 from kv_transfer.factory import build_connector
 from kv_transfer.fault_options import FaultOptions
-from kv_transfer.host.tier import HostStorage
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PeerIdentity
 from kv_transfer.stats import TransferStats
+from kv_transfer.tier.disk.storage import DiskStorage
+from kv_transfer.tier.host.tier import HostStorage
 from kv_transfer.tier.scheduler_connector import TierSchedulerConnector
 from kv_transfer.tier.storage import TierStorage
 from kv_transfer.tier.worker_connector import TierWorker

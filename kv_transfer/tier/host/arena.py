@@ -76,7 +76,7 @@ def build_arena(blocks: KVRegion, *, host_bytes: int) -> HostArena:
     if host_bytes > total_bytes:
         raise InvalidOptionError(f"host_bytes: {host_bytes} is more than the {total_bytes} bytes of this machine")
     if blocks.memory is MemoryKind.VRAM:
-        from kv_transfer.host.pinned import PinnedArena  # imported late: it loads torch
+        from kv_transfer.tier.host.pinned import PinnedArena  # imported late: it loads torch
 
         return PinnedArena(blocks, num_slots=num_slots)
     return DramArena(blocks, num_slots=num_slots)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from kv_transfer.disk.folder import DamagedFileError, WorkerFolder
 from kv_transfer.errors import InvalidOptionError
+from kv_transfer.tier.disk.folder import DamagedFileError, WorkerFolder
 
 NUM_BYTES = 64
 LAYOUT = "0123456789abcdef"

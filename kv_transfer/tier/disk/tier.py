@@ -6,11 +6,11 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kv_transfer.disk.folder import WorkerFolder
-from kv_transfer.disk.storage import DiskStorage
 from kv_transfer.errors import InvalidOptionError
-from kv_transfer.host.arena import build_arena
 from kv_transfer.layout import KVLayout, KVRegion
+from kv_transfer.tier.disk.folder import WorkerFolder
+from kv_transfer.tier.disk.storage import DiskStorage
+from kv_transfer.tier.host.arena import build_arena
 from kv_transfer.tier.options import TierOptions
 
 BUFFER_BYTES = 64 << 20

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kv_transfer.connector import StoreOrder
-from kv_transfer.host.arena import HostArena, build_arena
 from kv_transfer.inproc import InProcessRead
 from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.memory.block_memory import BlockChecksums, BlockMemory, open_block_memory
+from kv_transfer.tier.host.arena import HostArena, build_arena
 from kv_transfer.tier.options import TierOptions
 from kv_transfer.tier.storage import LostSlot
 from kv_transfer.transport import Read

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from kv_transfer.connector import StoreOrder
-from kv_transfer.disk.folder import WorkerFolder
-from kv_transfer.disk.storage import REFUSAL_S, DiskRead, DiskStorage
-from kv_transfer.disk.tier import DiskTierOptions, open_disk_storage
 from kv_transfer.errors import InvalidOptionError
-from kv_transfer.host.arena import build_arena
 from kv_transfer.layout import KVRegion, MemoryKind
+from kv_transfer.tier.disk.folder import WorkerFolder
+from kv_transfer.tier.disk.storage import REFUSAL_S, DiskRead, DiskStorage
+from kv_transfer.tier.disk.tier import DiskTierOptions, open_disk_storage
+from kv_transfer.tier.host.arena import build_arena
 from kv_transfer.tier.storage import LostSlot
 from kv_transfer.transport import ReadState
 from tests.support.engine.kv_engine import KVEngineSpec, wait_until

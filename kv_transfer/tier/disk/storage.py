@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kv_transfer.connector import StoreOrder
-from kv_transfer.disk.folder import DamagedFileError, KeptFile, WorkerFolder
-from kv_transfer.host.arena import HostArena
 from kv_transfer.memory.block_memory import BlockChecksums, HostBlockMemory
+from kv_transfer.tier.disk.folder import DamagedFileError, KeptFile, WorkerFolder
+from kv_transfer.tier.host.arena import HostArena
 from kv_transfer.tier.storage import LostSlot
 from kv_transfer.transport import ReadState
 
