@@ -103,7 +103,7 @@ def median_ttft_ms(num_tokens: int, *, host_bytes: int, evicts: bool) -> float:
             again_ms = ttft_ms(core, prompt, f"again-{number}")
             if number:
                 samples.append(again_ms)
-        loaded = core.stats().transfer.num_host_loaded_blocks
+        loaded = core.stats().transfer.tiers["host"]["loaded_blocks"]
         assert bool(loaded) == (evicts and host_bytes > 0), f"{loaded} blocks were loaded"
     return statistics.median(samples)
 

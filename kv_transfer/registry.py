@@ -119,7 +119,9 @@ TIERS: Final = {
         Tier(name="disk", place="disk space", options=DiskTierOptions, open_storage=open_disk_storage),
     )
 }
-"""To add a tier: a folder with its options and its storage, an entry here, and a base class of ``ConnectorOptions``."""
+"""To add a tier: a folder in ``kv_transfer/tier`` with its options and its storage, an entry here, and a base class of
+``ConnectorOptions``.
+"""
 
 CONNECTORS: Final = (*PEER_SOURCES, CHAIN)
 """What ``connector`` may name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -55,9 +55,9 @@ class TransferStats:
     have good blocks; ``num_corrupt_blocks`` counts failed blocks with a wrong checksum. ``num_blocks`` counts all
     blocks that were moved, for any load and whether they were used or not; ``num_bytes`` is the size of these blocks.
     ``num_streamed_blocks`` counts blocks of good loads that arrived before the load was ordered, during the prefill.
-    ``num_host_*`` and ``num_disk_*`` belong to the tiers: ``*_loaded_*`` are part of ``num_blocks`` and ``num_bytes``,
-    ``*_refused_blocks`` found no free slot or no free buffer, and ``num_disk_lost_blocks`` were accepted but could not
-    be written to disk, or were damaged.
+    ``tiers`` are the counters of each tier by its name: ``loaded_blocks`` and ``loaded_bytes`` are part of
+    ``num_blocks`` and ``num_bytes``, ``refused_blocks`` found no free slot or no free buffer, and what else a storage
+    counts (``TierStorage.counters``).
     """
 
     num_transfers: int = counted(
@@ -96,26 +96,15 @@ class TransferStats:
     num_handshakes_failed: int = counted()
     num_unknown_notifications: int = counted()
     num_injected_faults: int = counted()
-    num_host_hit_blocks: int = counted()
-    num_host_stored_blocks: int = counted()
-    num_host_stored_bytes: int = counted()
-    num_host_loaded_blocks: int = counted()
-    num_host_loaded_bytes: int = counted()
-    num_host_evicted_blocks: int = counted()
-    num_host_evicted_bytes: int = counted()
-    num_host_refused_blocks: int = counted()
-    num_disk_hit_blocks: int = counted()
-    num_disk_stored_blocks: int = counted()
-    num_disk_stored_bytes: int = counted()
-    num_disk_loaded_blocks: int = counted()
-    num_disk_loaded_bytes: int = counted()
-    num_disk_evicted_blocks: int = counted()
-    num_disk_evicted_bytes: int = counted()
-    num_disk_refused_blocks: int = counted()
-    num_disk_lost_blocks: int = counted()
+    tiers: dict[str, Mapping[str, int]] = field(default_factory=dict)
 
 
-def counted_tiers() -> tuple[str, ...]:
-    """The names of the tiers that ``TransferStats`` counts."""
-    names = (name.removeprefix("num_") for name in counters_of(TransferStats))
-    return tuple(name.removesuffix("_hit_blocks") for name in names if name.endswith("_hit_blocks"))
+def tier_counters(tiers: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """The counters of all tiers by their names in load reports: ``num_<tier>_<counter>``."""
+    return {f"num_{tier}_{name}": value for tier, of_tier in tiers.items() for name, value in of_tier.items()}
+
+
+def counted_tiers(names: Iterable[str]) -> tuple[str, ...]:
+    """The tiers that are counted under these names."""
+    hits = (name.removeprefix("num_") for name in names if name.endswith("_hit_blocks"))
+    return tuple(name.removesuffix("_hit_blocks") for name in hits)

@@ -10,7 +10,7 @@ from dataclasses import FrozenInstanceError, dataclass, field, fields
 from operator import attrgetter
 from typing import Any, Final
 
-from kv_transfer.stats import Counted, TransferStats, counted, counters_of
+from kv_transfer.stats import Counted, TransferStats, counted, counters_of, tier_counters
 
 
 def _accepted_at(place: str) -> int:
@@ -213,6 +213,7 @@ class EngineStats(StepCounters):
         counted = self.scheduler.values()
         counted.update(self.values())
         counted.update(zip(_TRANSFER, _read_transfer(self.transfer), strict=True))
+        counted.update(tier_counters(self.transfer.tiers))
         return counted
 
 

@@ -105,7 +105,8 @@ class ChainWorker:
             **{
                 name: getattr(self._counters, name) if told.is_of_loads else sum(getattr(part, name) for part in stats)
                 for name, told in _COUNTERS.items()
-            }
+            },
+            tiers={name: of_tier for part in stats for name, of_tier in part.tiers.items()},
         )
 
     def accept(self, hello: Hello) -> Hello:

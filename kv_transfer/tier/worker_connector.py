@@ -72,8 +72,7 @@ class TierWorker:
             "evicted_bytes": scheduler.slots.num_evicted * block_bytes,
             "refused_blocks": scheduler.num_refused_blocks,
         }
-        named = {f"num_{self._name}_{counter}": value for counter, value in own.items()}
-        return replace(stats, **named, **self.storage.counters())
+        return replace(stats, tiers={self._name: {**own, **self.storage.counters()}})
 
     def close(self) -> None:
         """Stop the threads. Idempotent."""

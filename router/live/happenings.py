@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from router.live.sampler import TIERS, State
+from router.live.sampler import State
 from router.live.timeline import Happening, Kind
 from router.placement.reason import Reason
 
@@ -112,8 +112,8 @@ def _of_hand_overs(before: State, after: State) -> Iterator[Happening]:
         at = f" to {len(targets)} workers" if len(targets) > 1 else ""
         text = f"{count} hand-over{'s' * (count > 1)}{at}, {size:.1f} MB"
         yield Happening(kind="hand_over", text=text, replica=targets[0] if len(targets) == 1 else None, count=count)
-    for tier in TIERS:
-        loaded = after["tiers"][tier]["loaded_blocks"] - before["tiers"][tier]["loaded_blocks"]
+    for tier, counts in after["tiers"].items():
+        loaded = counts["loaded_blocks"] - before["tiers"].get(tier, {"loaded_blocks": 0})["loaded_blocks"]
         if loaded > 0:
             yield Happening(kind="hand_over", text=f"{loaded} KV blocks came from the {tier} tier", count=loaded)
 

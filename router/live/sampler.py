@@ -54,7 +54,6 @@ _HAND_OVERS: Final = {
     "leases_expired": "num_leases_expired",
 }
 _TIER_COUNTS: Final = ("hit_blocks", "stored_blocks", "stored_bytes", "loaded_blocks", "loaded_bytes", "evicted_blocks")
-TIERS: Final = counted_tiers()
 
 
 class KnownCluster(Protocol):
@@ -134,7 +133,8 @@ class Sampler:
             "choices": {reason.value: getattr(routed, f"num_placed_{reason}") for reason in Reason},
             "hand_overs": {name: _whole(sums.get(key, 0)) for name, key in _HAND_OVERS.items()},
             "tiers": {
-                tier: {name: _whole(sums.get(f"num_{tier}_{name}", 0)) for name in _TIER_COUNTS} for tier in TIERS
+                tier: {name: _whole(sums.get(f"num_{tier}_{name}", 0)) for name in _TIER_COUNTS}
+                for tier in counted_tiers(sums)
             },
             "leanings": self._leanings(),
             "sizes": {_scaling_key(note): _scaling_row(note) for note in self._view.scaling_notes()},

@@ -43,9 +43,9 @@ def test_k9_what_left_the_cache_and_the_host_tier_comes_back_from_disk(tmp_path:
 
         after = engine.stats()
         assert num_computed == 41 - 40 + NUM_TOKENS - 1, "the last token of the prompt, and what is generated"
-        assert after.num_host_loaded_blocks == before.num_host_loaded_blocks
-        assert after.num_disk_hit_blocks - before.num_disk_hit_blocks == 10
-        assert after.num_disk_loaded_bytes - before.num_disk_loaded_bytes == 10 * BLOCK_BYTES
+        assert after.tiers["host"]["loaded_blocks"] == before.tiers["host"]["loaded_blocks"]
+        assert after.tiers["disk"]["hit_blocks"] - before.tiers["disk"]["hit_blocks"] == 10
+        assert after.tiers["disk"]["loaded_bytes"] - before.tiers["disk"]["loaded_bytes"] == 10 * BLOCK_BYTES
         _assert_right(engine, _request("and again", start=0))
         engine.assert_rests()
 
@@ -57,9 +57,9 @@ def test_k9_host_and_disk_may_each_supply_a_part(tmp_path: Path) -> None:
             _assert_right(engine, _request(f"from-{start}", start=start))
 
         stats = engine.stats()
-        assert stats.num_host_loaded_blocks > 0
-        assert stats.num_disk_loaded_blocks > 0
-        assert stats.num_blocks == stats.num_host_loaded_blocks + stats.num_disk_loaded_blocks
+        assert stats.tiers["host"]["loaded_blocks"] > 0
+        assert stats.tiers["disk"]["loaded_blocks"] > 0
+        assert stats.num_blocks == stats.tiers["host"]["loaded_blocks"] + stats.tiers["disk"]["loaded_blocks"]
         engine.assert_rests()
 
 
@@ -71,7 +71,7 @@ def test_k9_a_restart_finds_what_the_disk_kept(tmp_path: Path) -> None:
     with tiered_engine(num_blocks=12, num_disk_blocks=64, disk_path=tmp_path, order=ONLY_DISK) as engine:
         assert engine.num_computed_by(_request("again", start=0)) == 41 - 40 + NUM_TOKENS - 1
         _assert_right(engine, _request("and again", start=0))
-        assert engine.stats().num_disk_loaded_blocks >= 10
+        assert engine.stats().tiers["disk"]["loaded_blocks"] >= 10
         engine.assert_rests()
 
 
@@ -93,8 +93,8 @@ def test_k9_i1_damaged_files_change_no_token_and_are_offered_no_more(tmp_path: P
         for number, start in enumerate((0, 100, 0, 100)):
             _assert_right(engine, _request(f"r{number}", start=start))
 
-        assert engine.stats().num_disk_lost_blocks > 0
-        assert engine.stats().num_disk_loaded_blocks > 0, "what was computed anew is kept again"
+        assert engine.stats().tiers["disk"]["lost_blocks"] > 0
+        assert engine.stats().tiers["disk"]["loaded_blocks"] > 0, "what was computed anew is kept again"
         engine.assert_rests()
 
 
@@ -106,7 +106,7 @@ def test_k9_a_folder_that_cannot_be_written_costs_nothing_but_the_tier(tmp_path:
         for number, start in enumerate((0, 100, 0)):
             _assert_right(engine, _request(f"r{number}", start=start))
 
-        wait_until(lambda: engine.stats().num_disk_lost_blocks > 0)
+        wait_until(lambda: engine.stats().tiers["disk"]["lost_blocks"] > 0)
         stats = engine.stats()
         assert stats.num_failed_loads == stats.num_transfers, "what was not written was not loaded either"
         engine.assert_rests()
@@ -153,5 +153,5 @@ def test_k9_b4_a_mirror_follows_the_cache_though_the_disk_kept_more_than_it_saw(
             mirror = mirrored(engine.core.scheduler.cache_events_since(0))
             found = set(engine.core.scheduler._kv_cache._index._block_of) | set(engine.tier.slots._slot_of)
             assert mirror <= found
-        assert engine.stats().num_disk_evicted_blocks > 24
+        assert engine.stats().tiers["disk"]["evicted_blocks"] > 24
         assert mirror == found, "nothing of the earlier worker is left"

@@ -45,17 +45,17 @@ def test_k9_counters_say_what_was_stored_found_loaded_and_evicted() -> None:
     with tiered_engine(num_blocks=12, num_host_blocks=9) as engine:
         for start in (0, 100):
             engine.run(_request(f"from-{start}", start=start))
-        stored = engine.stats()
-        assert (stored.num_host_stored_blocks, stored.num_host_evicted_blocks) == (10, 1)
-        assert (stored.num_host_stored_bytes, stored.num_host_evicted_bytes) == (10 * BLOCK_BYTES, BLOCK_BYTES)
+        stored = engine.stats().tiers["host"]
+        assert (stored["stored_blocks"], stored["evicted_blocks"]) == (10, 1)
+        assert (stored["stored_bytes"], stored["evicted_bytes"]) == (10 * BLOCK_BYTES, BLOCK_BYTES)
 
         _assert_right(engine, _request("again", start=0))
 
-        stats = engine.stats()
-        assert stats.num_host_hit_blocks == stats.num_host_loaded_blocks == stats.num_blocks == 9
-        assert stats.num_host_loaded_bytes == stats.num_bytes == 9 * BLOCK_BYTES
-        assert stats.num_host_refused_blocks == 10, "every slot was being read when room was made for the load"
-        assert (stats.num_host_stored_blocks, stats.num_host_evicted_blocks) == (10, 1)
+        stats, of_tier = engine.stats(), engine.stats().tiers["host"]
+        assert of_tier["hit_blocks"] == of_tier["loaded_blocks"] == stats.num_blocks == 9
+        assert of_tier["loaded_bytes"] == stats.num_bytes == 9 * BLOCK_BYTES
+        assert of_tier["refused_blocks"] == 10, "every slot was being read when room was made for the load"
+        assert (of_tier["stored_blocks"], of_tier["evicted_blocks"]) == (10, 1)
         assert (stats.num_leases_granted, stats.num_failed_loads) == (0, 0)
         assert engine.core.stats().scheduler.remote_hit_tokens == 9 * BLOCK_SIZE
         engine.assert_rests()
@@ -99,7 +99,7 @@ def test_k9_a_preempted_request_finds_its_own_output_in_the_tier() -> None:
         for request in requests:
             assert outputs[request.request_id] == expected_tokens(request.prompt_token_ids, 40)
         assert engine.core.stats().scheduler.num_preemptions > 0
-        assert engine.stats().num_host_loaded_blocks > 0
+        assert engine.stats().tiers["host"]["loaded_blocks"] > 0
         engine.assert_rests()
 
 
@@ -154,8 +154,8 @@ def test_k9_b4_a_mirror_of_the_cache_follows_the_tier() -> None:
                 engine.core.scheduler.reset_prefix_cache()
             mirror = mirrored(engine.core.scheduler.cache_events_since(0))
             assert mirror == set(engine.core.scheduler._kv_cache._index._block_of) | set(engine.tier.slots._slot_of)
-        assert engine.stats().num_host_loaded_blocks > 0
-        assert engine.stats().num_host_evicted_blocks > 0
+        assert engine.stats().tiers["host"]["loaded_blocks"] > 0
+        assert engine.stats().tiers["host"]["evicted_blocks"] > 0
 
 
 @pytest.mark.behaviour("K9", "I1")

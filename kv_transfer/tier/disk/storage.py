@@ -157,7 +157,7 @@ class DiskStorage:
 
     def counters(self) -> Mapping[str, int]:
         """How many stored blocks were lost."""
-        return {"num_disk_lost_blocks": self._num_lost}
+        return {"lost_blocks": self._num_lost}
 
     def close(self) -> None:
         """Stop reading into blocks, and write waiting files for at most 5 s. The files stay for the next worker."""

@@ -72,7 +72,7 @@ def test_k9_each_source_supplies_its_part_in_order(world: KVWorld, source: KVEng
     assert (ended.error, ended.failed_block_ids) == (None, ())
     assert reader.content((20, 21, 22, 23, 24)) == source.content((10, 11, 12, 13, 14))
     stats = reader.stats()
-    assert (stats.num_blocks, stats.num_host_loaded_blocks) == (5, 2)
+    assert (stats.num_blocks, stats.tiers["host"]["loaded_blocks"]) == (5, 2)
     assert ended.num_bytes == stats.num_bytes
     assert source.wait_lease(params.lease_id).reason is LeaseEnd.DONE
 
@@ -114,7 +114,7 @@ def test_k9_the_first_source_in_order_is_asked_first(world: KVWorld, source: KVE
     ended, _ = _load(reader, source, world, (20, 21, 22, 23, 24))
 
     assert ended.error is None
-    assert (reader.stats().num_blocks, reader.stats().num_host_loaded_blocks) == (5, 0)
+    assert (reader.stats().num_blocks, reader.stats().tiers["host"]["loaded_blocks"]) == (5, 0)
 
 
 @pytest.mark.behaviour("K9")
@@ -124,7 +124,7 @@ def test_k9_a_hand_over_that_the_tier_makes_needless_is_released(world: KVWorld,
     ended, params = _load(reader, source, world, (20, 21, 22, 23, 24))
 
     assert ended.error is None
-    assert reader.stats().num_host_loaded_blocks == reader.stats().num_blocks == 5
+    assert reader.stats().tiers["host"]["loaded_blocks"] == reader.stats().num_blocks == 5
     assert reader.content((20, 21, 22, 23, 24)) == source.content((10, 11, 12, 13, 14))
     assert source.wait_lease(params.lease_id).reason is LeaseEnd.ABORTED
 

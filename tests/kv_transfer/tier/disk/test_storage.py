@@ -109,10 +109,7 @@ def test_a_full_disk_is_said_once_and_nothing_is_stored_for_a_while(
         assert world.store(0, 1)
         lost = world.lost()
         wait_until(
-            lambda: (
-                len(lost) + len(world.storage.take_lost()) == 2
-                or world.storage.counters() == {"num_disk_lost_blocks": 2}
-            )
+            lambda: len(lost) + len(world.storage.take_lost()) == 2 or world.storage.counters() == {"lost_blocks": 2}
         )
         assert lost[0] == LostSlot(slot=0, block_hash=b"hash-0")
         assert not world.store(2)
@@ -173,7 +170,7 @@ def test_a_damaged_file_is_lost_and_its_block_is_known_to_be_wrong(world: World,
     assert world.storage.arrived.checksums((5,)) != world.storage.checksums((3,))
     assert set(world.memory[5]) == {6}, "nothing of it was copied"
     assert list(world.storage.take_lost()) == [LostSlot(slot=3, block_hash=b"hash-3")]
-    assert world.storage.counters() == {"num_disk_lost_blocks": 1}
+    assert world.storage.counters() == {"lost_blocks": 1}
     assert world.files() == 0
 
 
