@@ -27,6 +27,7 @@ from engine.model.registry import load_model_config
 from kv_transfer.connector import ConnectorBuilder
 from kv_transfer.params import PeerIdentity
 from router.api.app import build_app
+from router.pool.pool import ReplicaPool
 from router.service import RouterService
 from tests.support.engine.engine_config import small_engine_config
 from tests.support.engine.engine_pools import EngineMaker, EnginePool, pools_by_role
@@ -69,6 +70,11 @@ class World:
         """All engines by name, killed ones included."""
         return {name: engine for pool in self.pools.values() for name, engine in pool.engines.items()}
 
+    @property
+    def _router_pools(self) -> tuple[ReplicaPool, ReplicaPool]:
+        """The router's pools for prompts and for streams; one and the same where workers may do both."""
+        return self.service.prefill_pool, self.service.decode_pool
+
     async def begin(self) -> None:
         """Reset: lost or drained engines get successors, caches are emptied, and runners wait again."""
         await self._replace_the_lost()
@@ -78,6 +84,9 @@ class World:
             await self.lean({name: name.partition("-")[0] for name in self.engines})
         for name, runner in self.runners.items():
             runner.pace(self.setup.steps[name.partition("-")[0]])
+        if self.setup.num_mixed:  # then load decides who does what, and the router may know an old one
+            replicas = self.service.decode_pool.replicas
+            await until(lambda: all(item.is_idle and not item.promised_usage for item in replicas))
         self.count_anew()
 
     async def ask(self, feature: Feature) -> Answer:
@@ -103,7 +112,7 @@ class World:
         names = set(self.engines)
 
         def are_known() -> bool:
-            known = (*self.service.prefill_pool.replicas, *self.service.decode_pool.replicas)
+            known = [item for pool in self._router_pools for item in pool.replicas]
             return {item.replica_id for item in known if item.takes_requests and item.has_stream} == names
 
         await until(are_known, timeout_s=60)
