@@ -52,7 +52,7 @@ class TierStorage(Protocol):
         """The slots whose content was found to be lost since the last call."""
 
     def counters(self) -> Mapping[str, int]:
-        """What this storage alone counts, by names that begin with no ``num_<tier>_``."""
+        """What this storage counts besides what every tier does, such as ``lost_blocks``."""
 
     def close(self) -> None:
         """Stop writing blocks of the KV cache. Idempotent; called from the thread that loads."""
