@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import numpy as np
-
 from engine.contract.block_hash import BlockHash
 from engine.contract.config import SchedulerConfig
 from engine.contract.stats import Counters
@@ -16,6 +14,7 @@ from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
 from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.policy.gates import AdmissionGate, Verdict
+from engine.scheduler.policy.headroom import Headroom
 from engine.scheduler.remote.announcer import Announcer
 from engine.scheduler.remote.early_loads import EarlyLoad, EarlyLoads
 from engine.scheduler.remote.loads import RemoteKV
@@ -72,7 +71,9 @@ class Admission:
         self._counters = counters
         self._gates = gates
         self._clock = clock
-        self._watermark = int(config.watermark * kv_cache.num_blocks)
+        self.headroom = Headroom(
+            config.watermark, table=table, kv_cache=kv_cache, live_requests=live_requests, remote=remote
+        )
         self._ask_again_at_s = 0.0
 
     @property
@@ -235,7 +236,7 @@ class Admission:
             local = self._search.local(request)
             num_tokens = request.num_tokens + (request.beams is None)
             need = self._kv_cache.needs.need(local, start=request.num_tokens - 1, num_tokens=num_tokens)
-            if need.num_blocks + self.headroom(request) > self._kv_cache.num_free_beside(need):
+            if need.num_blocks + self.headroom.of(request) > self._kv_cache.num_free_beside(need):
                 return
             if local.num_blocks >= self._kv_cache.num_blocks_for(request.num_tokens):
                 self._early.drop(request.request_id)
@@ -323,7 +324,7 @@ class Admission:
         return num_missing
 
     def _num_missing_blocks(self, request: Request, need: BlockNeed) -> int:
-        return need.num_blocks + self.headroom(request) - self._kv_cache.num_free_beside(need)
+        return need.num_blocks + self.headroom.of(request) - self._kv_cache.num_free_beside(need)
 
     def _is_brought_by_other(self, request: Request, block_index: int) -> bool:
         """True when a waiting request should wait longer, because another request is already bringing its next block.
@@ -345,35 +346,6 @@ class Admission:
         if not len(self._pending) or block_index >= last_shareable or request.num_prompt_logprobs is not None:
             return None
         return request.block_hashes[block_index]
-
-    def headroom(self, request: Request) -> int:
-        """Blocks that must stay free when ``request`` is admitted, so that those admitted before it can go on."""
-        if not self.num_admitted:
-            return 0
-        table, rows = self._table, self._table.order
-        num_growing = int(np.count_nonzero(table.limit[rows] - 1 > table.capacity[rows]))
-        grows = request.limit - 1 > self._kv_cache.num_blocks_for(request.num_tokens) * self._kv_cache.block_size
-        num_growing += self.num_admitted - table.num_requests + table.num_rows_to_come + grows * request.num_rows
-        return self._watermark + num_growing * self._kv_cache.groups.num_groups
-
-    @property
-    def num_admitted(self) -> int:
-        """The number of requests that have blocks."""
-        return self._table.num_requests + len(self._live_requests.ready) + self._remote.num_loading
-
-    def num_rows_kept_a_block(self, request: Request) -> int:
-        """How many rows of this running or loaded request ``headroom`` counts as growing."""
-        if not (rows := list(request.rows)):
-            return 1
-        is_growing = self._table.limit[rows] - 1 > self._table.capacity[rows]
-        return int(is_growing.sum()) + request.num_rows - len(rows)
-
-    def rows_that_grow_now(self) -> set[int]:
-        """Rows that take a block in the coming step and, for ``headroom``, still count as growing after it."""
-        table, rows = self._table, self._table.order
-        capacity = table.capacity[rows]
-        is_full = np.minimum(table.num_expected[rows], table.ceiling[rows]) > capacity
-        return set(rows[is_full & (table.limit[rows] - 1 > capacity + np.int32(table.block_size))].tolist())
 
     def _count_hits(self, request: Request, num_local_tokens: int) -> None:
         counters = self._counters

@@ -177,11 +177,11 @@ class Room:
         self._admission = admission
         self._num_rows_needed = 0 if start.is_load else request.num_rows
         self._num_rows = num_rows
-        self._growing: set[int] = set() if start.holds_blocks else admission.rows_that_grow_now()
+        self._growing: set[int] = set() if start.holds_blocks else admission.headroom.rows_that_grow_now()
         self._growth = kv_cache.groups.num_groups  # a growing request takes one block in each group
         self._num_missing = admission.num_missing_blocks(request, start) + len(self._growing) * self._growth
-        self._headroom = 0 if start.holds_blocks else admission.headroom(request)
-        self._num_others = admission.num_admitted
+        self._headroom = 0 if start.holds_blocks else admission.headroom.of(request)
+        self._num_others = admission.headroom.num_admitted
         self._num_kept_for_others = 0
         self._kept = frozenset(start.need.held())
         self._num_released: Counter[int] = Counter()
@@ -217,4 +217,4 @@ class Room:
         self._num_rows += sign * (victim.num_rows if victim.row is not None else 0)
         self._num_missing -= sign * len(self._growing.intersection(victim.rows)) * self._growth
         self._num_others -= sign
-        self._num_kept_for_others += sign * self._admission.num_rows_kept_a_block(victim) * self._growth
+        self._num_kept_for_others += sign * self._admission.headroom.num_rows_counted(victim) * self._growth
