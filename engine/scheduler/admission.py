@@ -130,7 +130,7 @@ class Admission:
             return Verdict.PASSED_OVER
         need = self._search.need(request, local, start=num_local_tokens)
         has_windows = self._kv_cache.has_windows  # then the blocks needed depend on how much is loaded
-        if not has_windows and self._make_room(request, need) > 0:
+        if not has_windows and not self._has_room(request, need):
             return Verdict.BARRIER
         match = self._search.match(request, local)
         if match is None:
@@ -141,7 +141,7 @@ class Admission:
             need = self._search.need(request, local, start=min(num_known_tokens, request.num_tokens - 1))
         elif not self._can_compute(request, request.num_tokens - num_local_tokens, draft):
             return Verdict.BARRIER
-        if has_windows and self._make_room(request, need) > 0:
+        if has_windows and not self._has_room(request, need):
             return Verdict.BARRIER
         self._live_requests.leave_waiting(request)
         request.block_tables = self._kv_cache.take(need)
@@ -270,18 +270,19 @@ class Admission:
         return self._table.num_free_rows < request.num_rows + favoured.num_rows
 
     def _run(self, request: Request, draft: StepDraft) -> None:
+        table = self._table
         tables, request.block_tables = request.block_tables, []
         request.state = RequestState.RUNNING
-        row = self._table.place(request, tables, publishes=self._kv_cache.enable_prefix_caching)
+        row = table.place(request, tables, publishes=self._kv_cache.enable_prefix_caching)
         if self._kv_cache.enable_prefix_caching:
             self._pending.claim(request, self._kv_cache.block_size)
-        end = min(int(column[row]) for column in (self._table.num_expected, self._table.ceiling, self._table.capacity))
-        num_tokens = min(end - int(self._table.num_computed[row]), draft.token_budget)
-        for cap in (self._config.long_prefill_token_threshold, draft.prefill_share, max(draft.prompt_budget, 1)):
+        end = min(table.num_expected.item(row), table.ceiling.item(row), table.capacity.item(row))
+        num_tokens = min(end - table.num_computed.item(row), draft.token_budget, max(draft.prompt_budget, 1))
+        for cap in (self._config.long_prefill_token_threshold, draft.prefill_share):
             num_tokens = min(num_tokens, cap or num_tokens)
-        draft.start(self._table, request, num_tokens)
+        draft.start(table, request, num_tokens)
         if request.message.hand_over:
-            is_complete = int(self._table.num_computed[row]) >= request.num_prompt_tokens
+            is_complete = int(table.num_computed[row]) >= request.num_prompt_tokens
             self._announcer.started(request, is_complete=is_complete)
 
     def _can_compute(self, request: Request, num_tokens: int, draft: StepDraft) -> bool:
@@ -315,6 +316,11 @@ class Admission:
     def num_missing_blocks(self, request: Request, start: Start) -> int:
         """Blocks that must become free before a waiting request could start; drops early loads to make room first."""
         return 0 if start.holds_blocks else self._make_room(request, start.need)
+
+    def _has_room(self, request: Request, need: BlockNeed) -> bool:
+        """True when ``request`` has its blocks, if need be after early loads were dropped."""
+        is_plenty = need.most_blocks + self.headroom.most(request) <= self._kv_cache.num_free
+        return is_plenty or self._make_room(request, need) <= 0
 
     def _make_room(self, request: Request, need: BlockNeed) -> int:
         """Drop early loads until ``request`` has its blocks; returns how many it still lacks."""

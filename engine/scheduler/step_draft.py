@@ -163,19 +163,32 @@ class StepDraft:
         if not self.started:
             return self.running or EMPTY_BATCH
         before = self.running or EMPTY_BATCH
-        rows, firsts, counts, samples, epochs = zip(*self.started, strict=True)
-        first_positions, num_scheduled_tokens = np.array(firsts, np.int32), np.array(counts, np.int32)
+        num_before, num_tokens, total_samples = before.rows.size, before.num_tokens, before.total_samples
+        lines = np.empty((6, num_before + len(self.started)), np.int32)
+        lines[:, :num_before] = (
+            before.rows_int32,
+            before.first_positions,
+            before.num_scheduled_tokens,
+            before.ends,
+            before.epochs,
+            before.num_samples,
+        )
+        for at, (row, first, count, num_samples, epoch) in enumerate(self.started, num_before):
+            lines[:, at] = row, first, count, first + count, epoch, num_samples
+            num_tokens += count
+            total_samples += num_samples
+        rows_int32, first_positions, num_scheduled_tokens, ends, epochs, samples = lines
         return Batch(
-            rows=np.concatenate((before.rows, np.array(rows, np.intp))),
-            rows_int32=np.concatenate((before.rows_int32, np.array(rows, np.int32))),
-            first_positions=np.concatenate((before.first_positions, first_positions)),
-            num_scheduled_tokens=np.concatenate((before.num_scheduled_tokens, num_scheduled_tokens)),
-            ends=np.concatenate((before.ends, first_positions + num_scheduled_tokens)),
-            epochs=np.concatenate((before.epochs, np.array(epochs, np.int32))),
-            num_samples=np.concatenate((before.num_samples, np.array(samples, np.int32))),
+            rows=rows_int32.astype(np.intp),
+            rows_int32=rows_int32,
+            first_positions=first_positions,
+            num_scheduled_tokens=num_scheduled_tokens,
+            ends=ends,
+            epochs=epochs,
+            num_samples=samples,
             draft_token_ids=before.draft_token_ids,
-            num_tokens=before.num_tokens + sum(counts),
-            total_samples=before.total_samples + sum(samples),
+            num_tokens=num_tokens,
+            total_samples=total_samples,
         )
 
     def output(

@@ -53,6 +53,11 @@ class BlockNeed(NamedTuple):
         """Blocks to allocate."""
         return sum(self.num_fresh)
 
+    @property
+    def most_blocks(self) -> int:
+        """The most free blocks that it can take: as many as if nobody held any of its cached ones."""
+        return self.num_blocks + sum(map(len, self.cached))
+
     def filled(self, fresh: BlockTables) -> BlockTables:
         """The request's block tables, with ``fresh`` blocks in the gaps and after the cached ones."""
         if not self.gaps:

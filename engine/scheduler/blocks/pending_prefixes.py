@@ -9,6 +9,7 @@ prompt whose KV several requests bring along, such as the choices of one request
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from engine.contract.block_hash import BlockHash
 from engine.scheduler.requests.request import Request, RequestState
@@ -28,12 +29,19 @@ class PendingPrefixes:
 
         A claim by computing takes the place of a claim by loading.
         """
-        owner, hashes, confirmed = self._owner, request.block_hashes, request.confirmed_blocks
-        for index in range(request.num_published_blocks, request.num_tokens // block_size):
-            if index not in confirmed:
-                known = owner.setdefault(hashes[index], request)
-                if known.state is RequestState.LOADING and request.state is not RequestState.LOADING:
-                    owner[hashes[index]] = request
+        owner, confirmed = self._owner, request.confirmed_blocks
+        first, end = request.num_published_blocks, request.num_tokens // block_size
+        hashes: Iterable[BlockHash] = islice(request.block_hashes, first, end)
+        if confirmed:
+            hashes = [block_hash for index, block_hash in enumerate(hashes, first) if index not in confirmed]
+        for block_hash in hashes:
+            known = owner.setdefault(block_hash, request)
+            if (
+                known is not request
+                and known.state is RequestState.LOADING
+                and request.state is not RequestState.LOADING
+            ):
+                owner[block_hash] = request
 
     def is_computed_by_other(self, block_hash: BlockHash, request: Request) -> bool:
         """True when another request is computing this content."""

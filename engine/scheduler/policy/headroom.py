@@ -47,6 +47,11 @@ class Headroom:
         num_growing += self.num_admitted - table.num_requests + table.num_rows_to_come + grows * request.num_rows
         return self._watermark + num_growing * self._kv_cache.groups.num_groups
 
+    def most(self, request: Request) -> int:
+        """The most that ``of`` can say, without a look at the rows: as if all requests would grow."""
+        num_growing = self.num_admitted + len(self._table) + self._table.num_rows_to_come + request.num_rows
+        return self._watermark + num_growing * self._kv_cache.groups.num_groups
+
     def num_rows_counted(self, request: Request) -> int:
         """How many rows of this running or loaded request ``of`` counts as growing."""
         if not (rows := list(request.rows)):

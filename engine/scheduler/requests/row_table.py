@@ -280,7 +280,7 @@ class RowTable:
     def padded_block_tables(self, row: int) -> IntArray:
         """[num_groups, num_blocks] the block tables of a row, padded with ABSENT_BLOCK; a copy."""
         num_blocks = self.num_blocks[:, row]
-        tables: IntArray = self.block_table[:, row, : num_blocks.max()].copy()
+        tables: IntArray = self.block_table[:, row, : max(num_blocks.tolist())].copy()
         if len(tables) > 1:
             tables[np.arange(tables.shape[1]) >= num_blocks[:, np.newaxis]] = ABSENT_BLOCK
         return tables
@@ -393,6 +393,6 @@ class RowTable:
         self.stop_ids[:, row] = _NO_TOKEN
         if len(stop_ids) > STOP_COLUMNS:
             self.wide_rows.add(row)
-            return
-        self.stop_ids[: len(stop_ids), row] = list(stop_ids)
-        self.num_stop_columns = max(self.num_stop_columns, len(stop_ids))
+        elif stop_ids:
+            self.stop_ids[: len(stop_ids), row] = list(stop_ids)
+            self.num_stop_columns = max(self.num_stop_columns, len(stop_ids))
