@@ -24,6 +24,8 @@ DEFAULT_SERVICE_NAME = "baton"
 UNNAMED = "unknown_service"
 """Prefix of the SDK's default service name."""
 
+CLOSING_THREAD = "baton-spans-close"
+
 CLOSE_TIMEOUT_S = 3.0
 """How long a process waits at its end for unsent spans."""
 
@@ -127,7 +129,7 @@ class ProcessTracer:
     def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Send unsent spans, for at most ``timeout_s``. Blocks; a second call waits again."""
         if self._closing is None:
-            self._closing = threading.Thread(target=self._provider.shutdown, name="baton-spans-close", daemon=True)
+            self._closing = threading.Thread(target=self._provider.shutdown, name=CLOSING_THREAD, daemon=True)
             self._closing.start()
         self._closing.join(timeout_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from router.telemetry.settings import TracingSettings
+from router.telemetry.tracer import CLOSING_THREAD
 from tests.support.cluster.otlp_collector import Collected, running_collector
 from tests.support.router.live_router import Live, live_router
 from tests.support.router.router_rig import FAST, until
@@ -148,14 +150,18 @@ async def test_request_whose_worker_dies_tells_of_both_workers(model_dir: Path) 
 
 
 async def test_collector_that_is_not_there_disturbs_no_request(model_dir: Path) -> None:
-    with running_collector() as gone:
-        pass
-    async with live_router(model_dir, tracing=TracingSettings(otlp_endpoint=gone.url), send_timeout_s=0.0) as live:
-        for _ in range(3):
-            await ask(live, SAMPLED)
-        await until(live.is_at_rest)
+    with running_collector(is_away=True) as collector:
+        tracing = TracingSettings(otlp_endpoint=collector.url)
+        async with live_router(model_dir, tracing=tracing, send_timeout_s=0.0) as live:
+            for _ in range(3):
+                await ask(live, SAMPLED)
+            await until(live.is_at_rest)
 
-    assert gone.spans == []
+        assert collector.spans == []
+        collector.begin()  # else threads would try again and again, beside later tests
+        for thread in threading.enumerate():
+            if thread.name == CLOSING_THREAD:
+                await asyncio.to_thread(thread.join)
 
 
 async def test_client_that_leaves_ends_all_spans(model_dir: Path) -> None:

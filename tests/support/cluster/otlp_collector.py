@@ -44,9 +44,10 @@ class Collected:
 
 @dataclass(slots=True)
 class Collector:
-    """The received spans; ``path`` is the path of the last request."""
+    """The received spans; ``path`` is the path of the last request. ``begin`` makes it listen."""
 
     url: str
+    begin: Callable[[], None]
     spans: list[Collected] = field(default_factory=list)
     path: str = ""
     _came: threading.Condition = field(default_factory=threading.Condition)
@@ -77,8 +78,11 @@ class Collector:
 
 
 @contextmanager
-def running_collector() -> Iterator[Collector]:
-    """A collector that listens on the loopback address."""
+def running_collector(*, is_away: bool = False) -> Iterator[Collector]:
+    """A collector that listens on the loopback address; if it ``is_away``, only once it is told to ``begin``.
+
+    Until then connections to its port are refused, and no other process can have the port.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -94,15 +98,23 @@ def running_collector() -> Iterator[Collector]:
         def log_message(self, format: str, *args: Any) -> None:
             """Log nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        collector = Collector(url=f"http://127.0.0.1:{server.server_address[1]}")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False) as server:
+        server.server_bind()
         serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        serving.start()
+
+        def begin() -> None:
+            server.server_activate()
+            serving.start()
+
+        collector = Collector(url=f"http://127.0.0.1:{server.server_address[1]}", begin=begin)
+        if not is_away:
+            begin()
         try:
             yield collector
         finally:
-            server.shutdown()
-            serving.join()
+            if serving.is_alive():
+                server.shutdown()
+                serving.join()
 
 
 def _collected(span: Span, resource: dict[str, Any]) -> Collected:
