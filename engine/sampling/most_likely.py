@@ -71,21 +71,21 @@ class HostSearch:
 
     def search(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``MostLikely``."""
-        self._run(logits)
-        return self._token_ids[: len(logits)].clone(), self._has_nan[: len(logits)].clone()
+        num_rows, _ = self._run(logits)
+        return self._token_ids[:num_rows].clone(), self._has_nan[:num_rows].clone()
 
     def token_ids(self, logits: torch.Tensor) -> IntArray | None:
         """The tokens as an array; None if a row holds a NaN, or if the logits are not contiguous or have another dtype.
 
         A model may return logits of another dtype than its own, or a slice of wider rows.
         """
-        if logits.dtype is not self._dtype or not _is_on_host(logits):
+        if logits.dtype is not self._dtype or not logits.is_contiguous():
             return None
-        has_nan = self._run(logits)
-        return None if has_nan else self._found[: len(logits)].copy()
+        num_rows, has_nan = self._run(logits)
+        return None if has_nan else self._found[:num_rows].copy()
 
-    def _run(self, logits: torch.Tensor) -> bool:
-        """Search; returns whether any row holds a NaN."""
+    def _run(self, logits: torch.Tensor) -> tuple[int, bool]:
+        """Search; returns how many rows there are, and whether any holds a NaN."""
         parameters = self._parameters
         num_rows, size = logits.shape
         if num_rows > len(self._found):
@@ -93,7 +93,7 @@ class HostSearch:
         parameters[kernel.LOGITS], parameters[kernel.ANY_NAN] = logits.data_ptr(), 0
         parameters[kernel.NUM_ROWS], parameters[kernel.SIZE] = num_rows, size
         self._call.run_over(num_rows * size)
-        return bool(parameters[kernel.ANY_NAN])
+        return num_rows, parameters[kernel.ANY_NAN] != 0
 
     def allowed(self, logits: torch.Tensor, places: IntArray, words: IntArray) -> MaskedTokens:
         """See ``MostLikely``."""

@@ -91,6 +91,8 @@ class BeamRows:
 
     def prepare(self, draft: StepDraft, /) -> None:
         """Lay out the chosen beams, in the order in which their requests are served."""
+        if not self._chosen:
+            return
         for request in sorted(self._chosen, key=self._preemption.key):
             group = self._chosen[request]
             if group.next_beams is None:  # the request lost its rows

@@ -50,7 +50,7 @@ class Migration:
     @property
     def is_due(self) -> bool:
         """True when a request that was ordered to leave can go once no step is in flight."""
-        return any(_can_go(request) for request in self._ordered)
+        return bool(self._ordered) and any(map(_can_go, self._ordered))
 
     def run_ordered(self) -> int:
         """End the ordered requests that can go now. Call it between steps, when none is in flight.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -34,6 +35,8 @@ from engine.scheduler.step_result import StepResult, tokens_of
 
 ACCEPTED_AT = (*(f"num_accepted_at_{place}" for place in range(1, 9)), "num_accepted_later")
 """The counters of accepted drafts, by their place."""
+
+NO_FAILURES: Mapping[int, str] = MappingProxyType({})
 
 StepParts: TypeAlias = tuple[Batch, IntArray, IntArray | None]
 """The rows of a step, the tokens that they sampled, and how many of their drafts were right."""
@@ -109,7 +112,7 @@ class StepOutputProcessor:
         if result.prompt_logprobs:
             self._collect(batch.rows, result.prompt_logprobs)
         ended: list[int] = found[row_passes.ENDED, :num_ended].tolist()
-        failures = {failure.row: failure.message for failure in result.failures}
+        failures = {failure.row: failure.message for failure in result.failures} if result.failures else NO_FAILURES
         return self._emit(sampling_rows, token_ids, starts, ended, result.logprobs, failures)
 
     def _without_beams(

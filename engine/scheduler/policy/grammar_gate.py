@@ -65,6 +65,8 @@ class GrammarGate:
 
     def prepare(self, _draft: StepDraft, /) -> None:
         """Queue requests whose grammar is compiled, and end those whose grammar failed or timed out, before a step."""
+        if not len(self._live_requests.compiling):
+            return
         deadline = self.next_deadline_s
         if deadline is None or not (self.is_due or self._clock() >= deadline):
             return

@@ -50,8 +50,7 @@ class LeaseStandoff:
 
     def find(self) -> Request | None:
         """The request to give up its hand-over now: the one that came first. Asked at the beginning of each step."""
-        waiting = self._waiting()
-        if not waiting:
+        if not len(self._leases) or not (waiting := self._waiting()):
             self._since_s = None
             return None
         now_s = self._clock()
@@ -64,6 +63,6 @@ class LeaseStandoff:
 
     def _waiting(self) -> list[Request]:
         """Requests with a hand-over, if nothing but this engine's own leases keeps them from starting."""
-        if not len(self._leases) or len(self._table) or self._remote.has_loads or len(self._live_requests.ready):
+        if len(self._table) or self._remote.has_loads or len(self._live_requests.ready):
             return []
         return [request for request in self._live_requests.waiting if request.kv_transfer is not None]
