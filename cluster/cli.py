@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from cluster.client_cli import clients, recorded_requests, reported_calibration
-from cluster.commands.exits import EXIT_BAD_INPUT, EXIT_FAILURE, fail
+from cluster.commands.exits import EXIT_BAD_INPUT, EXIT_FAILURE, fail, output_failed
 from cluster.commands.flags import (
     AdminKey,
     Command,
@@ -55,9 +55,15 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     hide_keys(("serve", "deploy"))
     try:
-        app()
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except (ConfigFileError, CheckpointError, ConfigError, PreflightError) as error:
         sys.exit(fail(str(error), EXIT_BAD_INPUT))
+    except OSError as error:
+        sys.exit(output_failed(error))
     except Stopped as stopped:
         leave(stopped.exit_code)
 

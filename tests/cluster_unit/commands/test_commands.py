@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shlex
+import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import IO
 
 import httpx
 import pytest
@@ -46,6 +49,27 @@ def test_version() -> None:
     result = CliRunner().invoke(app, ["--version"])
 
     assert (result.exit_code, result.output) == (0, f"baton {version('baton-serve')}\n")
+
+
+def run_to(output: IO[str], *command: str) -> tuple[int, str]:
+    """The exit code and the errors of a command whose standard output goes to a file."""
+    words = [sys.executable, "-c", "from cluster.cli import main; main()", *command]
+    done = subprocess.run(words, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("command", ["--help", "--version"])
+def test_output_that_cannot_be_written_is_told_in_a_line(command: str) -> None:
+    """/dev/full is a file on a disk that is full."""
+    with Path("/dev/full").open("w") as full:
+        assert run_to(full, command) == (1, "baton: error: the output cannot be written: No space left on device\n")
+
+
+def test_reader_that_went_away_is_told_nothing() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w") as unread:
+        assert run_to(unread, "--version") == (1, "")
 
 
 def test_name_that_the_terminal_cannot_show_is_no_reason_to_fail(
