@@ -264,7 +264,7 @@ def whatif(
     rate: Annotated[float | None, typer.Option(help="With --mix: requests per second.")] = None,
     shape: Annotated[str, typer.Option(help="With --mix: steady, bursts or step.")] = "steady",
     layouts: Annotated[
-        str | None, typer.Option(help="Layouts to simulate, such as apart:2+6,unified:8,unified:8/128,elastic:8.")
+        str | None, typer.Option(help="Layouts to simulate, such as apart:2+6,apart:2+5+1,unified:8,elastic:8.")
     ] = None,
     search: Annotated[
         bool, typer.Option("--search", help="Search for the cheapest layout that keeps the promise.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from engine.contract.config import SchedulerConfig
 from engine.contract.promise import NO_PROMISE, Promise
+from router.roles.mixed import MIXED
 from router.settings import RouterSettings
 from simulation.machine import Machine
 
@@ -121,15 +122,19 @@ def _router(num_workers: int) -> RouterSettings:
     return replace(ROUTER, report_period_s=late * ROUTER.report_period_s)
 
 
-def apart(num_prefill: int, num_decode: int, machine: Machine, *, chunk: int = LARGE_CHUNK) -> Layout:
-    """A layout of workers that only prefill, and others that only decode."""
+def apart(
+    num_prefill: int, num_decode: int, machine: Machine, *, num_mixed: int = 0, chunk: int = LARGE_CHUNK
+) -> Layout:
+    """A layout of workers that only prefill, and others that only decode; ``num_mixed`` more do both."""
     if num_prefill < 1:
         raise LayoutError("a layout of separate pools needs at least one worker of each kind")
+    mixed = {MIXED.name: Pool(num_workers=num_mixed, machine=machine)} if num_mixed else {}
     return Layout(
-        name=f"apart_{num_prefill}_{num_decode}",
+        name=f"apart_{num_prefill}_{num_decode}" + (f"_{num_mixed}" if num_mixed else ""),
         prefill=Pool(num_workers=num_prefill, machine=machine, chunk=chunk),
         decode=Pool(num_workers=num_decode, machine=machine),
-        settings=_router(num_prefill + num_decode),
+        others=mixed,
+        settings=_router(num_prefill + num_decode + num_mixed),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Final
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
 
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def fail(message: str, code: int) -> int:

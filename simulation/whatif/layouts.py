@@ -11,12 +11,18 @@ from simulation.layout import SMALL_CHUNK, Layout, LayoutError, apart, elastic, 
 from simulation.machine import Machine
 from simulation.search import FIRST_SHARES
 
-NAME = re.compile(r"(?P<kind>apart|unified|elastic):(?P<first>\d+)(?:\+(?P<second>\d+))?(?:/(?P<chunk>\d+))?")
+NAME = re.compile(
+    r"(?P<kind>apart|unified|elastic):(?P<first>\d+)(?:\+(?P<second>\d+)(?:\+(?P<mixed>\d+))?)?(?:/(?P<chunk>\d+))?"
+)
+PARTS = ("first", "second", "mixed", "chunk")
 MAX_WORKERS = 1024
 ALL_RATIOS = 8
 """Up to this many workers, a search tries every ratio of prefill to decode workers; with more, only some."""
 
-FORMS = "layouts are written as apart:2+6, unified:8, unified:8/128 (chunks of 128 tokens) or elastic:8"
+FORMS = (
+    "layouts are written as apart:2+6, apart:2+5+1 (with 1 mixed worker), unified:8, unified:8/128 (chunks of 128 "
+    "tokens) or elastic:8"
+)
 
 
 def parse_layouts(text: str, machine: Machine, promise: Promise) -> list[Layout]:
@@ -40,20 +46,24 @@ def parse_layout(name: str, machine: Machine, promise: Promise) -> Layout:
     match = NAME.fullmatch(name)
     if match is None:
         raise LayoutError(f"{name!r} is not a layout; {FORMS}")
-    first, second, chunk = (int(text) if (text := match[part]) else None for part in ("first", "second", "chunk"))
+    first, second, mixed, chunk = (int(text) if (text := match[part]) else None for part in PARTS)
     kind = match["kind"]
     if (kind == "apart") is (second is None):
         counts = (
-            "two numbers of workers, as in apart:2+6" if kind == "apart" else f"one number of workers, as in {kind}:8"
+            "two or three numbers of workers, as in apart:2+6"
+            if kind == "apart"
+            else f"one number of workers, as in {kind}:8"
         )
         raise LayoutError(f"{name}: give {counts}")
     if chunk is not None and (kind != "unified" or chunk < 1):
         raise LayoutError(f"{name}: chunks need unified workers and at least 1 token, as in unified:8/128")
     assert first is not None
-    if first + (second or 0) > MAX_WORKERS:
-        raise LayoutError(f"{name} has {first + (second or 0)} workers, at most {MAX_WORKERS} can be simulated")
+    if (num_workers := first + (second or 0) + (mixed or 0)) > MAX_WORKERS:
+        raise LayoutError(f"{name} has {num_workers} workers, at most {MAX_WORKERS} can be simulated")
     _check_least(name, kind, first, second)
-    return replace(_make(kind, first, second, chunk, machine, promise), name=name)
+    if second is not None:
+        return replace(apart(first, second, machine, num_mixed=mixed or 0), name=name)
+    return replace(_of_one_kind(kind, first, chunk, machine, promise), name=name)
 
 
 def _check_least(name: str, kind: str, first: int, second: int | None) -> None:
@@ -71,16 +81,14 @@ def _check_least(name: str, kind: str, first: int, second: int | None) -> None:
         )
 
 
-def _make(kind: str, first: int, second: int | None, chunk: int | None, machine: Machine, promise: Promise) -> Layout:
-    if second is not None:
-        return apart(first, second, machine)
+def _of_one_kind(kind: str, num_workers: int, chunk: int | None, machine: Machine, promise: Promise) -> Layout:
     if kind == "unified":
-        return unified(first, machine) if chunk is None else unified(first, machine, chunk=chunk)
+        return unified(num_workers, machine) if chunk is None else unified(num_workers, machine, chunk=chunk)
     if promise == NO_PROMISE:
         raise LayoutError(
-            f"elastic:{first} needs a promise: give --ttft-ms, --itl-ms or both, or leave this layout out"
+            f"elastic:{num_workers} needs a promise: give --ttft-ms, --itl-ms or both, or leave this layout out"
         )
-    return elastic(first, machine, promise)
+    return elastic(num_workers, machine, promise)
 
 
 def layouts_of_size(num_workers: int, machine: Machine, promise: Promise) -> Sequence[Layout]:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.contract.promise import NO_PROMISE, Promise
+from engine.contract.promise import Promise
 from engine.contract.token_ids import TokenIds
-from simulation.layout import Layout, LayoutError, unified
+from simulation.layout import Layout, unified
 from simulation.loads import Arrival, LoadError
 from simulation.machine import CPU_CORE, GPU, MachineFileError
 from simulation.outcome import figures
@@ -232,44 +232,6 @@ def test_workers_learn_from_prompts_that_the_load_does_not_have() -> None:
 
     assert 0 < len(warm_up) < len(load)
     assert all(other.prompt[0] != arrival.prompt[0] for other, arrival in zip(warm_up, load, strict=False))
-
-
-def test_layouts_are_read_as_they_are_called() -> None:
-    found = parse_layouts("apart:2+6, unified:8,unified:8/128,elastic:8,unified:8", CPU_CORE, PROMISE)
-
-    assert [layout.name for layout in found] == ["apart:2+6", "unified:8", "unified:8/128", "elastic:8"]
-    assert [(layout.prefill.num_workers, layout.decode.num_workers) for layout in found] == [
-        (2, 6),
-        (0, 8),
-        (0, 8),
-        (4, 4),
-    ]
-    assert found[2].decode.chunk == 128
-    assert [layout.promise for layout in found] == [NO_PROMISE, NO_PROMISE, NO_PROMISE, PROMISE]
-
-
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("", "no layout is named"),
-        ("both:3", "'both:3' is not a layout; layouts are written as apart:2\\+6"),
-        ("apart:3", "two numbers of workers"),
-        ("unified:3+1", "one number"),
-        ("elastic:4/128", "chunks need unified workers"),
-        ("unified:0", "unified:0 has 0 workers: a layout needs at least one worker"),
-        ("elastic:1", "elastic:1 has 1 worker: .* name elastic:2"),
-        ("apart:0+2", "apart:0\\+2 has 0 prefill and 2 decode workers: .* as apart:1\\+1"),
-        ("unified:5000", "at most 1024"),
-    ],
-)
-def test_what_is_no_layout_is_refused(text: str, message: str) -> None:
-    with pytest.raises(LayoutError, match=message):
-        parse_layouts(text, CPU_CORE, PROMISE)
-
-
-def test_elastic_workers_need_a_promise() -> None:
-    with pytest.raises(LayoutError, match=r"elastic:4 needs a promise: give --ttft-ms, --itl-ms or both"):
-        parse_layouts("elastic:4", CPU_CORE, NO_PROMISE)
 
 
 def test_a_calibration_is_read_as_it_was_saved(tmp_path: Path) -> None:
