@@ -23,6 +23,9 @@ from tests.support.cluster.http_completions import (
 )
 
 NUM_TOKENS = 400
+NUM_BODIES = 6
+"""As many of them keep these workers busy for 15 s on two quiet cores."""
+
 PROMPTS = [[3 + (7 * index + offset) % 250 for offset in range(40 + index)] for index in range(12)]
 
 
@@ -52,7 +55,7 @@ async def test_mixed_workers_take_whole_requests_and_the_streams_of_drained_work
     async with httpx.AsyncClient(base_url=address, headers=headers, timeout=TIMEOUT_S, trust_env=False) as client:
         cluster = LiveCluster(client, seed=0)
         running = asyncio.create_task(complete_all(url, PROMPTS, max_tokens=max_tokens))
-        async with queue_of_work(client, max_tokens=NUM_TOKENS) as queued:
+        async with queue_of_work(client, max_tokens=NUM_TOKENS, num_bodies=NUM_BODIES) as queued:
             while not (await cluster.status())["pools"]["decode"][0]["num_decoding"]:
                 assert not queued.done()
             await cluster.drain(before["decode"])
