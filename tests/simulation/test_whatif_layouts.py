@@ -1,4 +1,4 @@
-"""The layouts that users name, and those that a search tries."""
+"""The layouts that users name, and what is refused as none."""
 
 from __future__ import annotations
 
