@@ -59,6 +59,7 @@ class EngineCore:
         self._num_ahead = 1 if runs_ahead else 0
         self._on_close = on_close
         self._clock = clock
+        self._begun_s = clock()
         self._in_flight: deque[tuple[SchedulerOutput, PendingStep, float]] = deque()
         self._launches_nothing = False
         self._threads: StepThreads | None = None
@@ -150,7 +151,7 @@ class EngineCore:
         self._let_go()
         has_launched = self._launch() if not self._in_flight or self._may_launch() else False
         is_ahead = has_launched and len(self._in_flight) <= self._num_ahead and not self.scheduler.wants_newest_tokens
-        result = self.scheduler.take_finished() if is_ahead else self.end_step()
+        result = self.scheduler.take_finished() if is_ahead else self._next_result()
         if is_ahead and result.finished:
             self.num_load_changes += 1
         self._counters.step_s += self._clock() - started
@@ -161,12 +162,18 @@ class EngineCore:
 
         For an owner that does other work in between; it must not use this engine meanwhile.
         """
+        self._begun_s = self._clock()
         self.collect()
         self._let_go()
         return self._launch()
 
     def end_step(self) -> StepResult:
         """The result of the oldest step that was begun; if none was, the ends that happened between steps."""
+        result = self._next_result()
+        self._counters.step_s += self._clock() - self._begun_s
+        return result
+
+    def _next_result(self) -> StepResult:
         result = self._take_result() if self._in_flight else self.scheduler.take_finished()
         if result.special or result.finished:
             self.num_load_changes += 1

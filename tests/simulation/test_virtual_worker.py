@@ -216,6 +216,18 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another(make_layout: o
     assert first != other
 
 
+def test_workers_report_the_time_of_their_steps() -> None:
+    async def serve() -> list[tuple[float, float]]:
+        async with virtual_cluster(apart(1, 1, SMALL)) as cluster:
+            await cluster.send(arrivals((0.0, 100, 30), (0.4, 80, 20)))
+            await cluster.rest()
+            return [(worker.load.counters["step_s"], worker.runner.busy_s) for worker in cluster.workers.values()]
+
+    for told_s, busy_s in run_virtually(serve()):
+        assert busy_s > 0.0
+        assert told_s == pytest.approx(busy_s)
+
+
 def test_a_killed_worker_costs_time_and_no_request() -> None:
     async def serve() -> list[Outcome]:
         async with virtual_cluster(apart(1, 2, SMALL)) as cluster:

@@ -156,6 +156,7 @@ class FaultWorld:
         """Cleared until a router is started in place of the last one."""
         self._is_open.set()
         self._lost: set[VirtualRouter] = set()
+        self._replaced: set[str] = set()
 
     async def run(self) -> None:
         """Let everything happen; return at rest, or when it should have been."""
@@ -283,7 +284,8 @@ class FaultWorld:
             with contextlib.suppress(WorkerError):
                 await self._cluster.pools[role].drain(worker.spec.name)
         await asyncio.sleep(fault.for_s)
-        if fault.is_replaced:
+        if fault.is_replaced and worker.spec.name not in self._replaced:
+            self._replaced.add(worker.spec.name)
             self._cluster.add_worker(role)
 
     async def _order(self, fault: FaultEvent, worker: VirtualWorker) -> None:

@@ -19,16 +19,25 @@ DEFAULTS = RouterSettings()
 def wrongs(plan: WorldPlan, told: Told) -> Sequence[str]:
     """All that is wrong with what a world showed."""
     found = [f"{answer.ask}: {what}" for answer in told.answers for what in _wrong_with(plan, answer)]
-    blames = set(LOSES_A_WORKER)
-    if any(fault.kind in ON_ROUTERS for fault in plan.faults):
-        blames.add(Kind.DRAIN)  # a router that has just begun may know a worker by name, and call it when it has left
-    hit = {_name(plan, fault.worker) for fault in plan.faults if fault.kind in blames}
-    found += [
-        f"{name} was left out, but no fault hit it: {why}" for name, why in told.blamed.items() if name not in hit
-    ]
+    unexplained = {name: why for name, why in told.blamed.items() if not _is_hit(plan, name)}
+    found += [f"{name} was left out, but no fault hit it: {why}" for name, why in unexplained.items()]
     found += [f"logged: {defect}" for defect in told.defects]
     found += [f"not at rest: {what}" for what in told.unrest]
     return found
+
+
+def _is_hit(plan: WorldPlan, name: str) -> bool:
+    """True if a fault explains why a router left the worker out.
+
+    If a router dies or is replaced, two more are explained: its successor may know a drained worker by name, and call
+    it when it has left; and a dead router gets no answer from a worker that comes after it.
+    """
+    hit = {_name(plan, fault.worker) for fault in plan.faults if fault.kind in LOSES_A_WORKER}
+    if any(fault.kind in ON_ROUTERS for fault in plan.faults):
+        hit |= {_name(plan, fault.worker) for fault in plan.faults if fault.kind is Kind.DRAIN}
+        first = {_name(plan, worker) for worker in range(plan.num_workers)}
+        return name in hit or name not in first
+    return name in hit
 
 
 def _wrong_with(plan: WorldPlan, answer: Answer) -> Iterator[str]:
