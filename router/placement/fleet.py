@@ -13,8 +13,11 @@ from engine.contract.step_time import FIRST_CORE_GAIN, StepTimeModel, aim_share
 
 FIRST_CAPACITY = 16
 
-PRIOR_ROWS = 32.0
+PRIOR_ROWS = 8.0
 """What rows cost in the rest of the fleet counts as much as a replica's own steps with so many rows."""
+
+LEAST_BASE_SHARE = 0.5
+"""A replica keeps at least this share of its ``base_s`` when its price of a row changes."""
 
 
 class Column(Protocol):
@@ -246,6 +249,7 @@ def pool_row_prices(fleet: Standings) -> None:
     Steps with few rows do not tell these prices, and a fit of them is often 0. Then the replica with the least of many
     such prices would get all streams: the winner's curse. The remedy is that of Stein, 1956: estimates shrink towards
     their mean, and the more so the less is known. Prices count relative to ``base_s``, as replicas may differ in speed.
+    A step with half of the most rows seen is predicted as before: what a row costs more, the rest costs less.
     """
     num_rows, row, context = 0.0, 0.0, 0.0
     for at in range(len(fleet.base_s)):
@@ -259,7 +263,9 @@ def pool_row_prices(fleet: Standings) -> None:
         if fleet.base_s[at] > 0.0:
             others = PRIOR_ROWS / (PRIOR_ROWS + fleet.most_rows[at])
             mean = others * fleet.base_s[at] / num_rows
-            fleet.row_s[at] = (1.0 - others) * fleet.row_s[at] + mean * row
+            row_s = (1.0 - others) * fleet.row_s[at] + mean * row
+            base_s = fleet.base_s[at] + (fleet.row_s[at] - row_s) * fleet.most_rows[at] / 2.0
+            fleet.row_s[at], fleet.base_s[at] = row_s, max(base_s, LEAST_BASE_SHARE * fleet.base_s[at])
             fleet.context_token_s[at] = (1.0 - others) * fleet.context_token_s[at] + mean * context
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.contract.step_time import StepTimeModel
-from router.placement.fleet import PRIOR_ROWS, Fleet, pool_row_prices
+from router.placement.fleet import LEAST_BASE_SHARE, PRIOR_ROWS, Fleet, pool_row_prices
 from tests.support.router.standings import fleet_of, standing
 
 MOVES = st.lists(st.tuples(st.sampled_from(["come", "go"]), st.integers(0, 9), st.sampled_from("abcd")), max_size=60)
@@ -55,9 +55,10 @@ PRICED = st.builds(
     context_share=st.floats(0, 1e-3),
     most_rows=st.integers(0, 200),
 )
+MODELS = st.lists(PRICED, min_size=1, max_size=6)
 
 
-@given(models=st.lists(PRICED, min_size=1, max_size=6))
+@given(models=MODELS)
 def test_row_prices_move_towards_the_mean_of_the_fleet_and_less_the_more_rows_were_seen(
     models: list[StepTimeModel],
 ) -> None:
@@ -65,7 +66,7 @@ def test_row_prices_move_towards_the_mean_of_the_fleet_and_less_the_more_rows_we
     pool_row_prices(fleet)
 
     before = [model.row_s / model.base_s for model in models]
-    after = [fleet.row_s[at] / fleet.base_s[at] for at in range(len(models))]
+    after = [fleet.row_s[at] / model.base_s for at, model in enumerate(models)]
     num_rows = sum(model.most_rows for model in models)
     if num_rows == 0:
         assert after == before
@@ -74,7 +75,18 @@ def test_row_prices_move_towards_the_mean_of_the_fleet_and_less_the_more_rows_we
     for old, new, model in zip(before, after, models, strict=True):
         kept = model.most_rows / (model.most_rows + PRIOR_ROWS)
         assert new - mean == pytest.approx(kept * (old - mean), abs=1e-9)
-    assert [fleet.base_s[at] for at in range(len(models))] == [model.base_s for model in models]
+
+
+@given(models=MODELS)
+def test_steps_with_half_of_the_most_rows_are_predicted_as_before(models: list[StepTimeModel]) -> None:
+    fleet = fleet_of(*map(standing, models))
+    pool_row_prices(fleet)
+
+    for at, model in enumerate(models):
+        num_rows = model.most_rows / 2.0
+        least_s = LEAST_BASE_SHARE * model.base_s
+        expected_s = max(model.base_s + model.row_s * num_rows, least_s + fleet.row_s[at] * num_rows)
+        assert fleet.base_s[at] + fleet.row_s[at] * num_rows == pytest.approx(expected_s)
 
 
 def test_replicas_of_different_speed_share_what_a_row_adds_relative_to_their_own_steps() -> None:
