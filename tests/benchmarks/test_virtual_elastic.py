@@ -7,14 +7,18 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
 from benchmarks.disagg_parts.cells import LEVELS, cells_named
 from benchmarks.virtual_cluster import elastic_result, loads_of, main, named_loads, warm_up_load
 from engine.contract.promise import Promise
+from simulation.capacity import measure_capacity
+from simulation.cluster import simulate
 from simulation.layout import elastic
 from simulation.machine import CPU_CORE, CPU_HOST
+from simulation.outcome import figures
 
 PROMISE = Promise(ttft_ms=2000.0, itl_ms=100.0)
 LAYOUT = elastic(2, CPU_CORE, PROMISE)
@@ -68,6 +72,16 @@ def test_regret_is_over_the_best_of_the_same_requests_and_over_the_sums_of_all_s
     sums = [float(first.detail[name]) + float(second.detail[name]) for name in ("goodput", "best_goodput")]
     assert of_all.name == "regret/goodput/workers=2/cell"
     assert of_all.value == pytest.approx(sums[0] / sums[1])
+
+
+def test_four_workers_compute_steady_long_prompts_in_time() -> None:
+    (cell,) = cells_named(["mid/prompt_heavy/steady"])
+    args, capacity = arguments(seeds=3, cell_seconds=20.0, warm_up=10), measure_capacity(CPU_CORE)
+    layout, warm_up = elastic(4, CPU_CORE, PROMISE), warm_up_load(args, capacity, 4)
+
+    runs = [simulate(layout, load, warm_up=warm_up) for load in loads_of(cell, args, capacity, 4)]
+
+    assert mean(figures(run.outcomes, PROMISE).share_good for run in runs) > 94.0, "best fixed layouts have 93"
 
 
 @pytest.mark.parametrize("options", ["--seeds 2", "--elastic --seeds 2 --trace trace.jsonl", "--routers 2"])
