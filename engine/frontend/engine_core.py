@@ -168,7 +168,10 @@ class EngineCore:
         return self._launch()
 
     def end_step(self) -> StepResult:
-        """The result of the oldest step that was begun; if none was, the ends that happened between steps."""
+        """The result of the oldest step that was begun; if none was, the ends that happened between steps.
+
+        All the time since the last :meth:`begin_step` counts as the step's.
+        """
         result = self._next_result()
         self._counters.step_s += self._clock() - self._begun_s
         return result

@@ -41,8 +41,8 @@ ON_ROUTERS = frozenset({Kind.ROUTER_DIES, Kind.ROUTER_REPLACED})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultEvent:
     """``worker`` and ``router`` count the workers and routers of the start; ``router`` None means all connections of
-    the worker. The fault ends after ``for_s``; if ``is_replaced``, a killed or drained worker is then replaced.
-    ``delay_s`` is how slow a connection becomes.
+    the worker. The fault ends after ``for_s``; if ``is_replaced``, a killed or drained worker is then replaced, once
+    however many faults hit it. ``delay_s`` is how slow a connection becomes.
     """
 
     kind: Kind

@@ -29,15 +29,14 @@ def wrongs(plan: WorldPlan, told: Told) -> Sequence[str]:
 def _is_hit(plan: WorldPlan, name: str) -> bool:
     """True if a fault explains why a router left the worker out.
 
-    If a router dies or is replaced, two more are explained: its successor may know a drained worker by name, and call
-    it when it has left; and a dead router gets no answer from a worker that comes after it.
+    A new router may know a drained worker by name, and call it when it has left. A dead router gets no answer from a
+    worker that comes after its death.
     """
-    hit = {_name(plan, fault.worker) for fault in plan.faults if fault.kind in LOSES_A_WORKER}
-    if any(fault.kind in ON_ROUTERS for fault in plan.faults):
-        hit |= {_name(plan, fault.worker) for fault in plan.faults if fault.kind is Kind.DRAIN}
-        first = {_name(plan, worker) for worker in range(plan.num_workers)}
-        return name in hit or name not in first
-    return name in hit
+    kinds = {fault.kind for fault in plan.faults}
+    if Kind.ROUTER_DIES in kinds and name not in {_name(plan, worker) for worker in range(plan.num_workers)}:
+        return True
+    explain = LOSES_A_WORKER | {Kind.DRAIN} if kinds & ON_ROUTERS else LOSES_A_WORKER
+    return name in {_name(plan, fault.worker) for fault in plan.faults if fault.kind in explain}
 
 
 def _wrong_with(plan: WorldPlan, answer: Answer) -> Iterator[str]:
