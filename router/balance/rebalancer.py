@@ -194,7 +194,8 @@ class Rebalancer:
                 continue
             since_s = now_s - stream.order.ordered_at_s
             if stream.order.reason is MoveReason.QUEUE and since_s >= self._settings.stale_after_s:
-                stream.order = stream.prompt = None  # the prompt had begun, so it stays
+                # It has begun, so it stays. Or its worker's step takes long, and it is given back later.
+                stream.late_order, stream.order, stream.prompt = stream.order, None, None
             elif since_s >= ORDER_TIMEOUT_S:
                 self._give_up(stream)
             else:

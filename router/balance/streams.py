@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from engine.contract.messages import GenerateRequest
+from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
 from router.pool.demand import Demand
 
 
@@ -31,14 +31,20 @@ class MoveOrder:
     ordered_at_s: float
 
 
+def was_given_back(final: TokenDelta) -> bool:
+    """True if a replica gave back a prompt that was still waiting."""
+    return final.finish_reason is FinishReason.HANDED_OVER and not final.token_ids and final.kv_transfer is None
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class LiveStream:
     """One stream's stay at one worker. ``output_token_ids`` are all its tokens so far; the list grows.
 
     ``num_moves``: how often it was ordered to leave a worker before. ``order`` is set once it was ordered to leave this
-    worker. ``prompt`` is what the worker has to compute before the first token; None if another worker computes it, or
-    once its computation has begun. ``first_due_s``: when its first token is promised, if it is. ``is_handed_over``:
-    only its prompt is computed here; ``goes_on_at`` is the worker that generates, if known.
+    worker, and becomes ``late_order`` when a worker takes so long to follow that other moves no longer wait for it.
+    ``prompt`` is what the worker has to compute before the first token; None if another worker computes it, or once its
+    computation has begun. ``first_due_s``: when its first token is promised, if it is. ``is_handed_over``: only its
+    prompt is computed here; ``goes_on_at`` is the worker that generates, if known.
     """
 
     request: GenerateRequest
@@ -48,6 +54,7 @@ class LiveStream:
     num_tokens_before: int
     num_moves: int = 0
     order: MoveOrder | None = None
+    late_order: MoveOrder | None = None
     prompt: Demand | None = None
     first_due_s: float = math.inf
     is_handed_over: bool = False
@@ -63,6 +70,11 @@ class LiveStream:
         """True for a prompt without a token and without an order. Never for beams: their tokens come at the end."""
         is_open = self.prompt is not None and self.order is None and not self.output_token_ids
         return is_open and self.request.sampling.beams is None
+
+    def order_of(self, final: TokenDelta) -> MoveOrder | None:
+        """The order that the worker followed with ``final``; None if it left the stream for a drain. A late order can
+        only be that of a prompt that still waited."""
+        return self.order or (self.late_order if was_given_back(final) else None)
 
     @property
     def num_tokens_left(self) -> int:

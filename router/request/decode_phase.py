@@ -119,10 +119,10 @@ class DecodePhase:
                 return _leaves(generation, str(error))
         else:
             if final.finish_reason is FinishReason.HANDED_OVER:
-                self._counters.count_move(stream.order.reason if stream.order is not None else None)
-                _trace_move(generation, stream.order)
-                num_output_tokens = len(generation.output_token_ids)
-                journey.handed_over(replica_id, final, num_output_tokens=num_output_tokens, order=stream.order)
+                order, num_output_tokens = stream.order_of(final), len(generation.output_token_ids)
+                self._counters.count_move(order.reason if order is not None else None)
+                _trace_move(generation, order)
+                journey.handed_over(replica_id, final, num_output_tokens=num_output_tokens, order=order)
                 return False
             if final.error is not None and final.error.code == KV_LOST:
                 raise KVLostError(final.error.message)

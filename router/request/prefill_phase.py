@@ -6,10 +6,10 @@ import asyncio
 import logging
 from dataclasses import dataclass, field, replace
 
-from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
+from engine.contract.messages import GenerateRequest, TokenDelta
 from engine.contract.role import Work
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, PeerIdentity
-from router.balance.streams import LiveStreams
+from router.balance.streams import LiveStreams, was_given_back
 from router.errors import RouterError, WorkerFailedError
 from router.pool.replica import Replica, Reservation
 from router.pool.workers import WorkerError, WorkerRefusedError, WorkerUnavailableError
@@ -176,13 +176,18 @@ class PrefillPhase:
             delta = await self._try(generation, request, replica, loss)
         finally:
             self._streams.leave(stream)
-        if delta is None or stream.order is None or not _was_given_back(delta):
+        if delta is None or not was_given_back(delta):
             return delta
-        self._counters.count_move(stream.order.reason)
+        order = stream.order_of(delta)
+        if order is None:
+            loss.num_drained += 1
+            loss.reason = f"{replica.replica_id} is draining"
+            return None
+        self._counters.count_move(order.reason)
         if generation.trace is not None:
-            generation.trace.note(reason=stream.order.reason.value)
+            generation.trace.note(reason=order.reason.value)
         loss.num_moves += 1
-        loss.tried, loss.target = {replica.replica_id}, stream.order.target
+        loss.tried, loss.target = {replica.replica_id}, order.target
         return None
 
     async def _try(
@@ -281,11 +286,6 @@ def _tell(generation: Generation, loss: Loss) -> None:
     if generation.trace is not None:
         generation.trace.enter("recovery", reason=loss.reason)
     logger.warning("prefill failed: request_id=%s: %s", generation.name_in_logs, loss.reason)
-
-
-def _was_given_back(delta: TokenDelta) -> bool:
-    """True if a replica gave back a prompt that was still waiting."""
-    return delta.finish_reason is FinishReason.HANDED_OVER and not delta.token_ids and delta.kv_transfer is None
 
 
 def times(number: int) -> str:

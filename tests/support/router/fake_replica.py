@@ -42,6 +42,7 @@ class FakeReplica:
     stream_gate: asyncio.Event = field(default_factory=asyncio.Event)
     submit_gate: asyncio.Event = field(default_factory=asyncio.Event)
     step_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    order_gate: asyncio.Event = field(default_factory=asyncio.Event)
     abort_gate: asyncio.Event = field(default_factory=asyncio.Event)
     running: dict[str, GenerateRequest] = field(default_factory=dict)
     leases: set[str] = field(default_factory=set)
@@ -58,6 +59,7 @@ class FakeReplica:
         self.stream_gate.set()
         self.submit_gate.set()
         self.step_gate.set()
+        self.order_gate.set()
         self.abort_gate.set()
 
     def check_alive(self) -> None:

@@ -238,6 +238,7 @@ class FakePrefillPool(_FakePool):
         """Let waiting requests go; the others hand over anyway."""
         replica = self.replicas[replica_id]
         replica.check_alive()
+        await replica.order_gate.wait()
         for request_id in request_ids if only_waiting else ():
             if (request := replica.running.pop(request_id, None)) is not None:
                 self._send(replica, request.client_id, [TokenDelta(request_id, (), FinishReason.HANDED_OVER)])
@@ -340,6 +341,7 @@ class FakeDecodePool(_FakePool):
         """Let requests go, without their KV; unknown ids are ignored."""
         replica = self.replicas[replica_id]
         replica.check_alive()
+        await replica.order_gate.wait()
         replica.moved.extend(request_ids)
         for request_id in request_ids:
             if (request := replica.running.pop(request_id, None)) is not None:
