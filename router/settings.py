@@ -98,7 +98,8 @@ class RouterSettings:
       in no other.
     - ``move_waiting_prompts``: with elastic roles, waiting prompts move to workers that would complete them clearly
       sooner, within the limits ``rebalance_max_in_flight`` and ``rebalance_max_moves``.
-    - ``adapt_leanings``: with elastic roles, one of the routers adapts the workers' leanings to the load.
+    - ``adapt_leanings``: with elastic roles, one of the routers adapts the workers' leanings to the load, and every
+      router divides the work while bursts of prompts come.
     - ``scaling``: the rules of pools that follow the promises; None: no pool does.
 
     What a router keeps:

@@ -231,8 +231,8 @@ RouterSection = section_of(
         "hold_first_tokens": "Hold the first token back until the second is there, to avoid a long gap between them "
         "while the KV moves to another worker. Only where both TTFT and inter-token latency were promised, and for at "
         "most 0.9 of `ttft_ms`.",
-        "adapt_leanings": "With elastic roles, change the preferred role of workers as the load changes. An "
-        "operator's `baton lean` holds for 5 minutes.",
+        "adapt_leanings": "With elastic roles, change the preferred role of workers as the load changes, "
+        "and divide the work while bursts of prompts come. An operator's `baton lean` holds for 5 minutes.",
         "max_mirrored_blocks": "Largest number of prefix cache blocks that a router tracks, at about 200 bytes each.",
         "max_stored_responses": "Largest number of /v1/responses that each router stores. When full, the oldest "
         "response of the API key with the most is dropped. 0 stores none.",

@@ -1,14 +1,17 @@
-"""Changes workers' leanings, one worker at a time; one of the live routers decides for all."""
+"""Changes workers' leanings, one worker at a time: one of the live routers decides for all. And divides the work among
+workers, which every router does for its own requests.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from router.balance.division import DivisionPolicy, WorkerLoad
 from router.balance.leanings import (
     EVIDENCE_S,
     HELD_S,
@@ -104,6 +107,7 @@ class LeaningControl:
         self._wall_clock = wall_clock
         self._seen: dict[str, _Seen] = {}
         self._policy = LeaningPolicy(goals=self._goals)
+        self._division = DivisionPolicy(goals=self._goals)
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -154,14 +158,23 @@ class LeaningControl:
         return change
 
     def _choose(self) -> LeaningChange | None:
-        now_s, held = self._clock(), self._view.held_leanings()
-        workers = [self._worker(replica, now_s, held) for replica in self._replicas()]
+        now_s, held, replicas = self._clock(), self._view.held_leanings(), self._replicas()
+        self._divide(replicas, now_s)
+        workers = [self._worker(replica, now_s, held) for replica in replicas]
         known = {worker.state.replica_id for worker in workers}
         self._seen = {name: seen for name, seen in self._seen.items() if name in known}
         if not leads(self._own_id, self._view.live_router_ids()):
             self._policy = LeaningPolicy(goals=self._goals)
             return None
         return self._policy.look(workers, now_s)
+
+    def _divide(self, replicas: Sequence[Replica], now_s: float) -> None:
+        """Have workers keep to one kind of work, or to none."""
+        was_divided = any(replica.keeps_to is not None for replica in self._pool.replicas)
+        parts = self._division.look([_load_of(replica) for replica in replicas], now_s)
+        for replica in self._pool.replicas:
+            replica.keep_to(parts.get(replica.replica_id))
+        self._counters.num_divisions += bool(parts) and not was_divided
 
     def _replicas(self) -> list[Replica]:
         """The replicas that take requests, with a known leaning and fresh reports."""
@@ -195,6 +208,20 @@ class LeaningControl:
             busy=min(seen.busy, 1.0),
             held_until_s=now_s + held_for_s,
         )
+
+
+def _load_of(replica: Replica) -> WorkerLoad:
+    load, info = replica.load, replica.info
+    return WorkerLoad(
+        replica_id=replica.replica_id,
+        num_streams=load.num_decoding + load.num_loading,
+        num_context_tokens=load.num_context_tokens,
+        num_queued_tokens=replica.queued_tokens,
+        step_time=load.step_time,
+        leans_to_prompts=replica.leaning_role.leans_to_prompts,
+        order=replica.order,
+        shares_cores=info is not None and bool(info.shared_host),
+    )
 
 
 def goals_of(settings: RouterSettings) -> LeaningGoals:

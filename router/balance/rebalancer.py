@@ -296,8 +296,8 @@ def worker_state(replica: Replica) -> WorkerState:
 
 
 def queues_of(replicas: Sequence[Replica]) -> dict[str, PromptQueue]:
-    """The prompt tokens that each worker still has to compute. An idle worker gets no prompts while others use its
-    cores, because it would take the cores away from their prompts.
+    """The prompt tokens that each worker still has to compute. One that keeps to streams gets no prompts. Nor does an
+    idle worker while others use its cores, because it would take the cores away from their prompts.
     """
     busy_hosts = {_lends_on(replica) for replica in replicas if not replica.is_idle}
     return {
@@ -305,7 +305,8 @@ def queues_of(replicas: Sequence[Replica]) -> dict[str, PromptQueue]:
             num_tokens=replica.queued_tokens,
             num_late_tokens=replica.load.deferred_prefill_tokens,
             step_time=replica.load.step_time,
-            may_take=not (replica.is_idle and _lends_on(replica) and _lends_on(replica) in busy_hosts),
+            may_take=replica.keeps_to is not Work.STREAM
+            and not (replica.is_idle and _lends_on(replica) and _lends_on(replica) in busy_hosts),
         )
         for replica in replicas
     }

@@ -25,7 +25,7 @@ class PromptQueue:
     """The prompt tokens that a worker still has to compute. ``num_late_tokens`` of them belong to waiting prompts that
     have missed their promise; prompts that are in time overtake these.
 
-    ``may_take``: prompts may move here. False for a worker whose cores another one is using.
+    ``may_take``: prompts may move here. False for a worker whose cores another one is using, or that keeps to streams.
     """
 
     num_tokens: float

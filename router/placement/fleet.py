@@ -37,6 +37,7 @@ class Standing(NamedTuple):
     ``queued_tokens``: waiting prompt tokens, without ``deferred_tokens``, which prompts that are in time overtake.
     ``prompt_share``: the recent share of its time that went into prompts.
     ``leans_to_prompts`` and ``least_prompt_share``: see ``Role``, the latter as ``prompt_share``.
+    ``keeps_to``: while the work is divided, 1 for only streams, -1 for only prompts; 0 for any work.
     ``base_s`` and the next four fields are the prices of its steps on its own cores. They are valid if ``is_known``,
     those of prompts only if it also ``knows_prompts``.
     ``aim_share``: the share of a promised gap that its steps aim at.
@@ -74,6 +75,7 @@ class Standing(NamedTuple):
     order: float = 0.0
     deferred_tokens: float = 0.0
     least_prompt_share: float = 0.0
+    keeps_to: float = 0.0
     lost_rows: float = 0.0
     crowding_s: float = 0.0
     is_behind: float = 0.0
@@ -185,6 +187,7 @@ class Standings(NamedTuple):
     order: Column
     deferred_tokens: Column
     least_prompt_share: Column
+    keeps_to: Column
     lost_rows: Column
     crowding_s: Column
     is_behind: Column
@@ -218,6 +221,7 @@ def standing_at(fleet: Standings, at: int) -> Standing:
         fleet.order[at],
         fleet.deferred_tokens[at],
         fleet.least_prompt_share[at],
+        fleet.keeps_to[at],
         fleet.lost_rows[at],
         fleet.crowding_s[at],
         fleet.is_behind[at],

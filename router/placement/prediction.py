@@ -32,6 +32,13 @@ count in full besides."""
 DEFERRED_WEIGHT = 0.1
 """Weight of a second of deferred prompts: they delay no request that is in time."""
 
+PROMPT_AWAY = 1000.0
+"""What a prompt costs more at a worker that keeps to streams, while the work is divided: it would delay all of them."""
+
+STREAM_AWAY = 100.0
+"""What a stream costs more at a worker that keeps to prompts. Like ``PROMPT_AWAY`` it is finite: promises that would be
+missed by more than that still count (``LATE_WEIGHT``)."""
+
 CHUNK_TOKENS = 2048.0
 MAX_PROMPT_SHARE = 0.9
 JOINING_STEPS = 2.0
@@ -167,4 +174,6 @@ def cost(here: Standing, wish: Wish, cached_tokens: float, soonest_s: float, beg
         late_s = max(seen.gap_s - wish.itl_s, 0.0) + here.num_rows * others_late_s
         stream += LATE_WEIGHT * num_tokens * late_s
         joining += LATE_WEIGHT * max(seen.joining_s - wish.itl_s, 0.0)
+        prompt += PROMPT_AWAY if here.keeps_to > 0.0 else 0.0
+        stream += STREAM_AWAY if here.keeps_to < 0.0 else 0.0
     return Cost(prompt, stream, joining, ttft_s)

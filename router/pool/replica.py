@@ -21,7 +21,8 @@ class Replica:
 
     ``reserved_blocks``, ``reserved_tokens`` and ``num_reserved`` belong to requests that were sent there and are not
     yet in its reports. ``role`` is the one that it was started with; ``leaning`` is the role that it prefers now, by
-    its reports, and ``leaning_role`` the record of that. ``has_stream``: this router receives its tokens.
+    its reports, and ``leaning_role`` the record of that. ``keeps_to``: the only kind of work that it should take, while
+    this router divides the work. ``has_stream``: this router receives its tokens.
     ``is_in_service``: it introduced itself and does not fail. ``takes_requests``: it is in service and does not drain.
     Every choice reads every replica, so these values for policies are precomputed: ``num_blocks``;
     ``num_available_blocks`` (free and not reserved, nor held for requests to come); ``promised_usage`` (share of KV
@@ -36,6 +37,7 @@ class Replica:
         "info",
         "is_in_service",
         "is_left_out",
+        "keeps_to",
         "leaning",
         "leaning_role",
         "load",
@@ -76,6 +78,7 @@ class Replica:
         self.reserved_tokens = 0
         self.num_reserved_rows = 0
         self.num_reserved = 0
+        self.keeps_to: Work | None = None
         self.prompt_share = PromptShare()
         self.fleet: Fleet | None = None
         self.slot = 0
@@ -119,6 +122,7 @@ class Replica:
             *prices_of(load.step_time, has_prompts=num_prompt_tokens(load) >= KNOWN_PROMPT_TOKENS),
             deferred_tokens=load.deferred_prefill_tokens,
             least_prompt_share=self.leaning_role.prompt_share,
+            keeps_to=0.0 if self.keeps_to is None else 1.0 if self.keeps_to is Work.STREAM else -1.0,
         )
         if info is None or not info.shared_host or self.fleet is None:
             return standing
@@ -128,7 +132,7 @@ class Replica:
             host_cores=info.num_host_cores,
             host=self.fleet.host(self.slot, info.shared_host),
             max_rows=info.max_num_seqs,
-            order=zlib.crc32(self.replica_id.encode()),
+            order=self.order,
         )
 
     def prefers(self, work: Work) -> bool:
@@ -139,6 +143,12 @@ class Replica:
         """The replica has accepted an order to lean to another role, before its next report shows it."""
         self.load = replace(self.load, leaning=role)
         self.update()
+
+    def keep_to(self, work: Work | None) -> None:
+        """Have it take only one kind of work, or (None) any again."""
+        if work is not self.keeps_to:
+            self.keeps_to = work
+            self.update()
 
     def report(self, load: LoadReport, now_s: float) -> None:
         """Take a report, which counts the requests that were accepted before it."""
@@ -151,6 +161,11 @@ class Replica:
             for callback in callbacks:
                 callback()
         self.update()
+
+    @property
+    def order(self) -> float:
+        """A number by which every router orders replicas alike."""
+        return zlib.crc32(self.replica_id.encode())
 
     @property
     def is_idle(self) -> bool:

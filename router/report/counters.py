@@ -106,6 +106,11 @@ class RouterCounters:
     num_leaning_changes: int = counted(
         "Times that this router changed a worker's leaning.", metric="leaning_changes", total="leaning_changes"
     )
+    num_divisions: int = counted(
+        "Times that this router began to divide the work: some workers only generate, the others only compute prompts.",
+        metric="divisions",
+        total="divisions",
+    )
 
     def count_move(self, reason: str | None) -> None:
         """Count a sequence that left its decode replica by an order with a reason, or (None) because of a drain."""

@@ -101,6 +101,7 @@ def _row(replica: Replica, status: ReplicaStatus | None, load: LoadReport, *, ag
         "is_left_out": replica.is_left_out,
         "is_draining": load.is_draining,
         "leaning": replica.leaning if status is None else load.leaning or replica.role,
+        "keeps_to": replica.keeps_to,
         "unhealthy": load.unhealthy,
         "report_age_s": round(age_s, 3),
         "kv_usage": round(load.kv_usage, 6),

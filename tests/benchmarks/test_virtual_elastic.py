@@ -84,6 +84,16 @@ def test_four_workers_compute_steady_long_prompts_in_time() -> None:
     assert mean(figures(run.outcomes, PROMISE).share_good for run in runs) > 94.0, "best fixed layouts have 93"
 
 
+def test_many_workers_divide_the_work_while_bursts_of_prompts_come() -> None:
+    (cell,) = cells_named(["mid/prompt_heavy/bursts"])
+    args, capacity = arguments(cell_seconds=20.0, warm_up=10), measure_capacity(CPU_CORE)
+    load, *_ = loads_of(cell, args, capacity, 16)
+
+    run = simulate(elastic(16, CPU_CORE, PROMISE), load, warm_up=warm_up_load(args, capacity, 16))
+
+    assert figures(run.outcomes, PROMISE).share_good > 86.0, "undivided it would be 80"
+
+
 @pytest.mark.parametrize("options", ["--seeds 2", "--elastic --seeds 2 --trace trace.jsonl", "--routers 2"])
 def test_options_that_would_do_nothing_are_refused(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["virtual_cluster", *options.split()])

@@ -35,7 +35,7 @@ TOTALS = ("requests", "tokens", "transfers", "transferred_bytes", "failed_blocks
 
 RARE_TOTALS = (
     *("failed", "invalid", "refused", "prefill_retries", "migrations", "drain_moves"),
-    *("gap_moves", "kv_moves", "queue_moves", "ordered_moves", "failed_moves", "leaning_changes"),
+    *("gap_moves", "kv_moves", "queue_moves", "ordered_moves", "failed_moves", "leaning_changes", "divisions"),
 )
 """Totals that are shown only when they are not zero."""
 

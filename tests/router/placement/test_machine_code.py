@@ -40,6 +40,7 @@ REPLICAS = st.lists(
         max_rows=st.sampled_from([0.0, 16.0]),
         order=st.integers(0, 99).map(float),
         deferred_tokens=st.sampled_from([0.0, 5000.0]),
+        keeps_to=st.sampled_from([0.0, 0.0, 1.0, -1.0]),
     ),
     min_size=1,
     max_size=9,

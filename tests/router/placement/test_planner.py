@@ -312,3 +312,38 @@ def test_deferred_prompts_make_nobody_late_and_decide_between_replicas_that_are_
     assert in_time is not None
     assert alike is not None
     assert (in_time.prompt, alike.prompt) == (1, 1)
+
+
+DIVIDED = (standing(keeps_to=1.0, num_rows=6.0), standing(keeps_to=-1.0), standing(keeps_to=-1.0, queued_tokens=500.0))
+
+
+def test_divided_work_goes_where_it_belongs() -> None:
+    plan = plan_of(*DIVIDED, promise=Promise(ttft_ms=2000.0, itl_ms=100.0))
+
+    assert plan is not None
+    assert (plan.prompt, plan.stream) == (1, 0)
+
+
+def test_a_request_that_was_promised_no_gaps_goes_where_it_is_cheapest() -> None:
+    plan = plan_of(*DIVIDED, promise=Promise(ttft_ms=2000.0))
+
+    assert plan is not None
+    assert (plan.prompt, plan.stream) == (1, 1)
+
+
+def test_a_stream_goes_to_a_worker_that_keeps_to_prompts_where_its_promise_would_be_missed_by_far() -> None:
+    crowded = DIVIDED[0]._replace(num_rows=400.0)
+
+    plan = plan_of(crowded, *DIVIDED[1:], promise=Promise(ttft_ms=2000.0, itl_ms=100.0))
+
+    assert plan is not None
+    assert (plan.prompt, plan.stream) == (1, 1)
+
+
+def test_a_worker_that_keeps_to_prompts_generates_while_the_others_have_no_room() -> None:
+    full = DIVIDED[0]._replace(num_available_blocks=1.0)
+
+    plan = plan_of(full, *DIVIDED[1:], promise=Promise(ttft_ms=2000.0, itl_ms=100.0), num_blocks=60.0)
+
+    assert plan is not None
+    assert plan.stream in (1, 2)
