@@ -19,6 +19,9 @@ MAX_WORKERS = 1024
 ALL_RATIOS = 8
 """Up to this many workers, a search tries every ratio of prefill to decode workers; with more, only some."""
 
+MIXED_SHARE = 0.25
+"""The share of mixed workers beside the two pools, where a search tries such layouts."""
+
 FORMS = (
     "layouts are written as apart:2+6, apart:2+5+1 (with 1 mixed worker), unified:8, unified:8/128 (chunks of 128 "
     "tokens) or elastic:8"
@@ -92,12 +95,21 @@ def _of_one_kind(kind: str, num_workers: int, chunk: int | None, machine: Machin
 
 
 def layouts_of_size(num_workers: int, machine: Machine, promise: Promise) -> Sequence[Layout]:
-    """The layouts that a search tries: one pool with large or small chunks, elastic roles, and ratios of two pools."""
+    """The layouts that a search tries: one pool with large or small chunks, elastic roles, and ratios of two pools, all
+    of the workers or with some mixed ones beside."""
     names = [f"unified:{num_workers}", f"unified:{num_workers}/{SMALL_CHUNK}"]
     if num_workers > 1:
         names.append(f"elastic:{num_workers}")
-        ratios: Sequence[int] = range(1, num_workers)
-        if num_workers > ALL_RATIOS:
-            ratios = sorted({max(1, round(share * num_workers)) for share in FIRST_SHARES})
-        names += [f"apart:{number}+{num_workers - number}" for number in ratios]
+        names += [f"apart:{number}+{num_workers - number}" for number in _ratios(num_workers)]
+    if num_workers > 2:
+        num_mixed = max(1, round(MIXED_SHARE * num_workers))
+        num_bound = num_workers - num_mixed
+        names += [f"apart:{number}+{num_bound - number}+{num_mixed}" for number in _ratios(num_bound)]
     return [parse_layout(name, machine, promise) for name in names]
+
+
+def _ratios(num_workers: int) -> Sequence[int]:
+    """The numbers of prefill workers that are tried of so many for prefill and decode."""
+    if num_workers <= ALL_RATIOS:
+        return range(1, num_workers)
+    return sorted({max(1, round(share * num_workers)) for share in FIRST_SHARES})

@@ -313,6 +313,22 @@ def test_the_search_finds_the_fewest_workers_that_keep_the_promise(needed: int, 
     assert len(sizes) == len(set(sizes)) <= 11
 
 
+@given(num_workers=st.integers(1, 200))
+def test_every_layout_that_the_search_tries_has_the_size(num_workers: int) -> None:
+    layouts = layouts_of_size(num_workers, CPU_CORE, PROMISE)
+
+    assert {layout.num_workers for layout in layouts} == {num_workers}
+    names = [layout.name for layout in layouts]
+    assert len(names) == len(set(names))
+    assert (num_workers > 2) == any("mixed" in layout.pools for layout in layouts)
+
+
+def test_the_search_tries_mixed_workers_beside_every_ratio_of_the_others() -> None:
+    names = [layout.name for layout in layouts_of_size(4, CPU_CORE, PROMISE)]
+
+    assert names[-5:] == ["apart:1+3", "apart:2+2", "apart:3+1", "apart:1+2+1", "apart:2+1+1"]
+
+
 def test_a_run_is_told_in_windows_that_add_up_to_it() -> None:
     source = DescribedSource(mix="balanced", shape="steady", rate=3.0, seconds=5.0)
     question = Question(source=source, promise=PROMISE, price_per_hour=3.0)
