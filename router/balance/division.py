@@ -40,7 +40,7 @@ LEAST_WORKERS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """A worker's live streams, their context, and the prompt tokens that wait there.
+    """A worker's live streams, their context, the prompt tokens that wait there, and the share of KV blocks in use.
 
     ``leans_to_prompts``: see ``Role``. ``order``: a number by which all routers order workers alike.
     ``shares_cores``: it computes on the cores of idle workers of its host.
@@ -50,6 +50,7 @@ class WorkerLoad:
     num_streams: int
     num_context_tokens: int
     num_queued_tokens: int
+    kv_usage: float
     step_time: StepTimeModel
     leans_to_prompts: float = 0.0
     order: float = 0.0
@@ -58,11 +59,13 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """All streams' share of a step if one worker had them all, and the mean time to compute what waits at a worker."""
+    """All streams' share of a step if one worker had them all, the mean time to compute what waits at a worker, and how
+    many workers' KV blocks are in use."""
 
     at_s: float
     streams_s: float
     queue_s: float
+    num_full: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,7 +97,8 @@ class DivisionPolicy:
         room_s = STEP_SHARE * self.goals.itl_s - base_s
         if room_s <= 0.0:
             return 0
-        number = max(math.ceil(streams_s / room_s), 1)
+        num_full = max(seen.num_full for seen in self._seen)
+        number = max(math.ceil(streams_s / room_s), math.ceil(num_full / self.goals.max_usage), 1)
         together_s = base_s + streams_s / len(workers)
         return number if number * GAIN < len(workers) * together_s / self.goals.itl_s else 0
 
@@ -105,7 +109,8 @@ class DivisionPolicy:
         streams_s = sum(row_s * item.num_streams + token_s * item.num_context_tokens for item in workers)
         num_queued = sum(item.num_queued_tokens for item in workers)
         queue_s = num_queued * _mean([model.prompt_token_s for model in models]) / len(workers)
-        self._seen.append(_Seen(now_s, streams_s, queue_s))
+        num_full = sum(item.kv_usage for item in workers)
+        self._seen.append(_Seen(now_s, streams_s, queue_s, num_full))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -217,6 +217,7 @@ def _load_of(replica: Replica) -> WorkerLoad:
         num_streams=load.num_decoding + load.num_loading,
         num_context_tokens=load.num_context_tokens,
         num_queued_tokens=replica.queued_tokens,
+        kv_usage=load.kv_usage,
         step_time=load.step_time,
         leans_to_prompts=replica.leaning_role.leans_to_prompts,
         order=replica.order,

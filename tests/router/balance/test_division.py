@@ -37,6 +37,7 @@ def worker(
         num_streams=num_streams,
         num_context_tokens=0,
         num_queued_tokens=num_queued_tokens,
+        kv_usage=0.02,
         step_time=MODEL,
         order=order,
         **others,  # type: ignore[arg-type]
@@ -80,6 +81,7 @@ def test_work_is_divided_in_a_burst_and_until_bursts_have_ended() -> None:
     [
         ("nothing waits for long", fleet(num_queued_tokens=int(0.9 * PEAK * BURST))),
         ("streams need most workers", fleet(num_queued_tokens=BURST, num_streams=12)),
+        ("their KV fills most workers", fleet(num_queued_tokens=BURST, kv_usage=0.5)),
         ("too few workers to gain anything", fleet(4, num_queued_tokens=BURST)),
         ("no step leaves room in a gap", fleet(num_queued_tokens=BURST, step_time=replace(MODEL, base_s=0.09))),
         ("nothing is known of their steps", fleet(num_queued_tokens=BURST, step_time=UNKNOWN_STEP_TIME)),
