@@ -22,7 +22,8 @@ class Replica:
     ``reserved_blocks``, ``reserved_tokens`` and ``num_reserved`` belong to requests that were sent there and are not
     yet in its reports. ``role`` is the one that it was started with; ``leaning`` is the role that it prefers now, by
     its reports, and ``leaning_role`` the record of that. ``keeps_to``: the only kind of work that it should take, while
-    this router divides the work. ``has_stream``: this router receives its tokens.
+    this router divides the work. ``order``: a number by which every router orders replicas alike.
+    ``has_stream``: this router receives its tokens.
     ``is_in_service``: it introduced itself and does not fail. ``takes_requests``: it is in service and does not drain.
     Every choice reads every replica, so these values for policies are precomputed: ``num_blocks``;
     ``num_available_blocks`` (free and not reserved, nor held for requests to come); ``promised_usage`` (share of KV
@@ -48,6 +49,7 @@ class Replica:
         "num_reserved",
         "num_reserved_rows",
         "on_report",
+        "order",
         "probe_at_s",
         "promised_usage",
         "prompt_share",
@@ -79,6 +81,7 @@ class Replica:
         self.num_reserved_rows = 0
         self.num_reserved = 0
         self.keeps_to: Work | None = None
+        self.order = float(zlib.crc32(replica_id.encode()))
         self.prompt_share = PromptShare()
         self.fleet: Fleet | None = None
         self.slot = 0
@@ -161,11 +164,6 @@ class Replica:
             for callback in callbacks:
                 callback()
         self.update()
-
-    @property
-    def order(self) -> float:
-        """A number by which every router orders replicas alike."""
-        return zlib.crc32(self.replica_id.encode())
 
     @property
     def is_idle(self) -> bool:
