@@ -23,7 +23,7 @@ from router.balance.leanings import (
     LeaningWorker,
     leads,
 )
-from router.balance.rebalancer import KnownWorkers, worker_state
+from router.balance.rebalancer import KnownWorkers, lends_on, worker_state
 from router.pool.replica import Replica
 from router.pool.workers import WorkerError
 from router.report.counters import RouterCounters
@@ -211,7 +211,7 @@ class LeaningControl:
 
 
 def _load_of(replica: Replica) -> WorkerLoad:
-    load, info = replica.load, replica.info
+    load = replica.load
     return WorkerLoad(
         replica_id=replica.replica_id,
         num_streams=load.num_decoding + load.num_loading,
@@ -221,7 +221,7 @@ def _load_of(replica: Replica) -> WorkerLoad:
         step_time=load.step_time,
         leans_to_prompts=replica.leaning_role.leans_to_prompts,
         order=replica.order,
-        shares_cores=info is not None and bool(info.shared_host),
+        shares_cores=bool(lends_on(replica)),
     )
 
 

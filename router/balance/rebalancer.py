@@ -291,7 +291,7 @@ def worker_state(replica: Replica) -> WorkerState:
         block_size=info.block_size if info is not None else 0,
         step_time=load.step_time if num_running else load.step_time.on(1.0),
         token_move_s=_token_move_s(replica),
-        lends_to=_lends_on(replica),
+        lends_to=lends_on(replica),
     )
 
 
@@ -299,20 +299,20 @@ def queues_of(replicas: Sequence[Replica]) -> dict[str, PromptQueue]:
     """The prompt tokens that each worker still has to compute. One that keeps to streams gets no prompts. Nor does an
     idle worker while others use its cores, because it would take the cores away from their prompts.
     """
-    busy_hosts = {_lends_on(replica) for replica in replicas if not replica.is_idle}
+    busy_hosts = {lends_on(replica) for replica in replicas if not replica.is_idle}
     return {
         replica.replica_id: PromptQueue(
             num_tokens=replica.queued_tokens,
             num_late_tokens=replica.load.deferred_prefill_tokens,
             step_time=replica.load.step_time,
             may_take=replica.keeps_to is not Work.STREAM
-            and not (replica.is_idle and _lends_on(replica) and _lends_on(replica) in busy_hosts),
+            and not (replica.is_idle and lends_on(replica) and lends_on(replica) in busy_hosts),
         )
         for replica in replicas
     }
 
 
-def _lends_on(replica: Replica) -> str:
+def lends_on(replica: Replica) -> str:
     """The host whose other workers compute with this worker's cores while it is idle; empty: none do."""
     return replica.info.shared_host if replica.info is not None else ""
 

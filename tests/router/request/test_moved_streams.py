@@ -173,53 +173,6 @@ async def test_order_over_http_names_the_worker_and_how_many_go(model_dir: Path)
         assert (await rig.client.get("/status")).json()["totals"]["ordered_moves"] == 1
 
 
-async def test_prompt_that_waits_goes_by_itself_to_a_worker_that_has_nothing_to_do(model_dir: Path) -> None:
-    expected = await undisturbed(model_dir, 1)
-    settings = replace(FAST, roles="elastic", decode_policy="queued_tokens", local_prefill_tokens=1000)
-    async with router_rig(model_dir, num_decode=2, settings=settings) as rig:
-        rig.decode[1].refuse_code = "draining"
-        await rig.service._refresh(wait=True)
-        hold(rig)
-        (answer,) = texts(rig, 1)
-        await all_at(rig, 0, 1)
-
-        rig.decode[0].gauges = {"step_time": KNOWN, "queued_prefill_tokens": 50_000}
-        rig.decode[1].gauges = {"step_time": KNOWN}
-        rig.decode[1].refuse_code = None
-        await all_at(rig, 1, 1)
-        let_go(rig)
-
-        assert [await answer] == expected
-        counters = rig.service.counters
-        assert (counters.num_queue_moves, counters.num_ordered_moves, counters.num_migrations) == (1, 0, 0)
-        assert (await rig.client.get("/status")).json()["totals"]["queue_moves"] == 1
-        await until(rig.is_at_rest)
-
-
-async def test_prompt_that_waits_to_be_handed_over_goes_to_another_worker_as_well(model_dir: Path) -> None:
-    expected = await undisturbed(model_dir, 1)
-    settings = replace(FAST, roles="elastic", decode_policy="queued_tokens")
-    async with router_rig(model_dir, num_prefill=2, num_decode=1, settings=settings) as rig:
-        for name in ("prefill-0", "prefill-1"):
-            rig.prefill.replicas[name].gate.clear()
-        rig.prefill[1].refuse_code = "draining"
-        await rig.service._refresh(wait=True)
-        (answer,) = texts(rig, 1)
-        await until(lambda: len(rig.prefill[0].running) == 1)
-
-        rig.prefill[0].gauges = {"step_time": KNOWN, "queued_prefill_tokens": 50_000}
-        rig.prefill[1].gauges = rig.decode[0].gauges = {"step_time": KNOWN}
-        rig.prefill[1].refuse_code = None
-        await until(lambda: len(rig.prefill[1].running) == 1)
-        for name in ("prefill-0", "prefill-1"):
-            rig.prefill.replicas[name].gate.set()
-
-        assert [await answer] == expected
-        counters = rig.service.counters
-        assert (counters.num_queue_moves, counters.num_prefill_retries, counters.num_local_prefills) == (1, 0, 0)
-        await until(rig.is_at_rest)
-
-
 async def order_is_late(rig: RouterRig) -> None:
     """A waiting prompt was ordered to leave, and its worker makes such a long step that the router waits no longer."""
     streams = rig.service.rebalancer._streams
@@ -227,7 +180,10 @@ async def order_is_late(rig: RouterRig) -> None:
     await until(lambda: all(item.prompt is None and item.order is None for item in streams.all()))
 
 
-async def test_prompt_given_back_late_goes_where_its_order_said(model_dir: Path) -> None:
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_prompt_that_waits_goes_by_itself_to_a_worker_that_has_nothing_to_do(
+    model_dir: Path, is_late: bool
+) -> None:
     expected = await undisturbed(model_dir, 1)
     settings = replace(FAST, roles="elastic", decode_policy="queued_tokens", local_prefill_tokens=1000)
     async with router_rig(model_dir, num_decode=2, settings=settings) as rig:
@@ -237,22 +193,29 @@ async def test_prompt_given_back_late_goes_where_its_order_said(model_dir: Path)
         (answer,) = texts(rig, 1)
         await all_at(rig, 0, 1)
 
-        rig.decode[0].order_gate.clear()
+        if is_late:
+            rig.decode[0].order_gate.clear()
         rig.decode[0].gauges = {"step_time": KNOWN, "queued_prefill_tokens": 50_000}
         rig.decode[1].gauges = {"step_time": KNOWN}
         rig.decode[1].refuse_code = None
-        await order_is_late(rig)
-        rig.decode[0].order_gate.set()
+        if is_late:
+            await order_is_late(rig)
+            rig.decode[0].order_gate.set()
         await all_at(rig, 1, 1)
         let_go(rig)
 
         assert [await answer] == expected
         counters = rig.service.counters
-        assert (counters.num_queue_moves, counters.num_drain_moves) == (1, 0)
+        assert (counters.num_queue_moves, counters.num_ordered_moves, counters.num_migrations) == (1, 0, 0)
+        assert counters.num_drain_moves == 0
+        assert (await rig.client.get("/status")).json()["totals"]["queue_moves"] == 1
         await until(rig.is_at_rest)
 
 
-async def test_prompt_that_prefill_gives_back_late_is_not_computed_by_decode(model_dir: Path) -> None:
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_prompt_that_waits_to_be_handed_over_goes_to_another_worker_as_well(
+    model_dir: Path, is_late: bool
+) -> None:
     expected = await undisturbed(model_dir, 1)
     settings = replace(FAST, roles="elastic", decode_policy="queued_tokens")
     async with router_rig(model_dir, num_prefill=2, num_decode=1, settings=settings) as rig:
@@ -263,12 +226,14 @@ async def test_prompt_that_prefill_gives_back_late_is_not_computed_by_decode(mod
         (answer,) = texts(rig, 1)
         await until(lambda: len(rig.prefill[0].running) == 1)
 
-        rig.prefill[0].order_gate.clear()
+        if is_late:
+            rig.prefill[0].order_gate.clear()
         rig.prefill[0].gauges = {"step_time": KNOWN, "queued_prefill_tokens": 50_000}
         rig.prefill[1].gauges = rig.decode[0].gauges = {"step_time": KNOWN}
         rig.prefill[1].refuse_code = None
-        await order_is_late(rig)
-        rig.prefill[0].order_gate.set()
+        if is_late:
+            await order_is_late(rig)
+            rig.prefill[0].order_gate.set()
         await until(lambda: len(rig.prefill[1].running) == 1)
         for name in ("prefill-0", "prefill-1"):
             rig.prefill.replicas[name].gate.set()
@@ -276,4 +241,28 @@ async def test_prompt_that_prefill_gives_back_late_is_not_computed_by_decode(mod
         assert [await answer] == expected
         counters = rig.service.counters
         assert (counters.num_queue_moves, counters.num_prefill_retries, counters.num_local_prefills) == (1, 0, 0)
+        await until(rig.is_at_rest)
+
+
+async def test_prompt_that_prefill_gives_back_without_an_order_is_computed_by_another_prefill_worker(
+    model_dir: Path,
+) -> None:
+    expected = await undisturbed(model_dir, 1)
+    async with router_rig(model_dir, num_prefill=2, num_decode=1) as rig:
+        for name in ("prefill-0", "prefill-1"):
+            rig.prefill.replicas[name].gate.clear()
+        rig.prefill[1].refuse_code = "draining"
+        await rig.service._refresh(wait=True)
+        (answer,) = texts(rig, 1)
+        await until(lambda: len(rig.prefill[0].running) == 1)
+        rig.prefill[1].refuse_code = None
+        await until(lambda: all(item.takes_requests for item in rig.service.prefill_pool.replicas))
+
+        await rig.prefill.move_out("prefill-0", list(rig.prefill[0].running), only_waiting=True)
+        await until(lambda: len(rig.prefill[1].running) == 1)
+        for name in ("prefill-0", "prefill-1"):
+            rig.prefill.replicas[name].gate.set()
+
+        assert [await answer] == expected
+        assert rig.service.counters.num_local_prefills == 0
         await until(rig.is_at_rest)
