@@ -72,6 +72,7 @@ class SchedulerOutput(NamedTuple):
         numbers of scheduled tokens and of samples equal this. There are no drafts then.
     is_decode: True when, as far as the scheduler knows, every row computes one token and samples one. It allows a
         faster way to the same result; False is always correct.
+    num_used_blocks: no blocks but these, the first ones of the cache, were ever handed out. 0: unknown.
     """
 
     step_id: int
@@ -92,6 +93,7 @@ class SchedulerOutput(NamedTuple):
     copy_targets: IntArray = EMPTY_INTS
     finished_request_ids: tuple[str, ...] = ()
     connector_orders: ConnectorOrders = NO_ORDERS
+    num_used_blocks: int = 0
 
     @property
     def num_tokens(self) -> int:

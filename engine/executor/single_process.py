@@ -6,10 +6,14 @@ from engine.contract.config import EngineConfig
 from engine.contract.executor import EngineFacts, StepThreads
 from engine.contract.grammar import GrammarCompiler
 from engine.contract.step import PendingStep, SchedulerOutput
+from engine.device.commit_ahead import CommitAhead
 from engine.model.weights.checkpoint import ProgressCallback
 from engine.runner.model_runner import ModelRunner
 from engine.sampling.grammar.compiler import GrammarStore
 from kv_transfer.layout import KVRegion
+
+AHEAD_TOKENS = 4096
+"""The memory of the KV cache is committed so far ahead of its use: for some long prompts at once."""
 
 
 class SingleProcessExecutor:
@@ -31,6 +35,10 @@ class SingleProcessExecutor:
         self._runner: ModelRunner | None = ModelRunner(
             config, progress=progress, max_samples=max_samples, grammars=grammars
         )
+        layout = self.runner.layout
+        self._block_bytes = layout.block_bytes
+        num_ahead = -(-AHEAD_TOKENS // layout.block_size)
+        self._memory = CommitAhead(self.runner.kv_cache.blocks, ahead_bytes=num_ahead * layout.block_bytes)
 
     @property
     def runner(self) -> ModelRunner:
@@ -74,10 +82,12 @@ class SingleProcessExecutor:
     def launch(self, output: SchedulerOutput) -> PendingStep:
         """See ``StepRunner``."""
         assert self._runner is not None, "the executor is closed"
+        self._memory.use(output.num_used_blocks * self._block_bytes)
         return self._runner.launch(output)
 
     def close(self) -> None:
         """See ``Executor``."""
+        self._memory.close()
         if self._runner is not None:
             self._runner.grammars.close()
         self._runner = None

@@ -225,6 +225,7 @@ class Scheduler:
             step_id=self._next_step_id,
             reports=self._beams.tell(draft, reports),
             connector_orders=self.take_orders(),
+            num_used_blocks=self._kv_cache.pool.num_used,
         )
         self._next_step_id += 1
         if batch.rows.size:

@@ -192,7 +192,13 @@ class StepDraft:
         )
 
     def output(
-        self, batch: Batch, *, step_id: int, reports: Reports, connector_orders: ConnectorOrders
+        self,
+        batch: Batch,
+        *,
+        step_id: int,
+        reports: Reports,
+        connector_orders: ConnectorOrders,
+        num_used_blocks: int,
     ) -> SchedulerOutput:
         """The message to the runner."""
         append_rows, append_columns, append_block_ids, append_groups = self._joined()
@@ -216,6 +222,7 @@ class StepDraft:
             copy_targets=copies[1],
             finished_request_ids=reports.finished_request_ids,
             connector_orders=connector_orders,
+            num_used_blocks=num_used_blocks,
         )
 
     def _joined(self) -> tuple[IntArray, IntArray, IntArray, IntArray]:

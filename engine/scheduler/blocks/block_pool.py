@@ -17,6 +17,8 @@ class BlockPool:
     content are handed out before any cached block is evicted. Cached blocks are evicted least recently used first; of
     one chain, the tail goes before the head, because ``free`` queues a table from its end. With several KV cache
     groups, the pool knows which group each block serves, or served last.
+
+    ``num_used``: only so many blocks, the first ones, were ever handed out. Fresh blocks are taken in their order.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.num_evicted = 0
         self.num_allocated = 0
+        self.num_used = 0
         self._index = index
         self._on_evict = on_evict
         self._num_refs: list[int] = [0] * num_blocks
@@ -83,6 +86,7 @@ class BlockPool:
             return []
         block_ids = free[-num_blocks:]
         del free[-num_blocks:]
+        self.num_used = max(self.num_used, block_ids[0] + 1)  # the first one, if any, was never handed out
         num_refs = self._num_refs
         for block_id in block_ids:
             num_refs[block_id] = 1

@@ -193,7 +193,8 @@ def test_integrity_counts_the_held_blocks_of_each_group() -> None:
         pool.check_integrity(expected)
 
 
-ACTIONS = st.lists(st.tuples(st.sampled_from(["allocate", "share", "publish", "free"]), st.integers(0, 7)), max_size=80)
+KINDS = ["allocate", "share", "publish", "free", "drop"]
+ACTIONS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 7)), max_size=80)
 
 
 @pytest.mark.behaviour("B2", "I2")
@@ -203,9 +204,11 @@ def test_b2_i2_whatever_happens_free_cached_and_held_add_up(actions: list[tuple[
     index = PrefixIndex(8)
     pool = BlockPool(8, index, on_evict=index.withdraw)
     tables: list[list[int]] = []
+    used: set[int] = set()
     for number, (action, value) in enumerate(actions):
         if action == "allocate" and value <= pool.num_free:
             tables.append(pool.allocate(value))
+            used.update(tables[-1])
         elif action == "share":
             found = index.block_of(content(value))
             if found is not None:
@@ -215,7 +218,11 @@ def test_b2_i2_whatever_happens_free_cached_and_held_add_up(actions: list[tuple[
             index.publish(tables[value % len(tables)][0], content(number % 8))
         elif action == "free" and tables:
             pool.free(tables.pop(value % len(tables)))
+        elif action == "drop" and not tables:
+            index.withdraw([block_id for block_id in range(8) if index.hash_of(block_id) is not None])
+            pool.drop_cached()
         expected = [sum(table.count(block_id) for table in tables) for block_id in range(8)]
         pool.check_integrity(expected)
         assert pool.num_free + pool.num_held == 8
         assert pool.num_held == len({block_id for table in tables for block_id in table})
+        assert used == set(range(pool.num_used)), "fresh blocks are taken in their order"
