@@ -54,6 +54,8 @@ class TransferStats:
     ``num_transfers`` counts loads that ended; cancelled loads count neither as failed nor as good. A failed load may
     have good blocks; ``num_corrupt_blocks`` counts failed blocks with a wrong checksum. ``num_blocks`` counts all
     blocks that were moved, for any load and whether they were used or not; ``num_bytes`` is the size of these blocks.
+    ``transfer_byte_s`` sums over loads their seconds times their bytes, and ``transfer_bytes_squared`` the squares of
+    their bytes: with the other sums they tell what each load takes, and what each byte.
     ``num_streamed_blocks`` counts blocks of good loads that arrived before the load was ordered, during the prefill.
     ``tiers`` are the counters of each tier by its name: ``loaded_blocks`` and ``loaded_bytes`` are part of
     ``num_blocks`` and ``num_bytes``, ``refused_blocks`` found no free slot or no free buffer, and what else a storage
@@ -72,6 +74,8 @@ class TransferStats:
     transfer_s: float = counted(
         "Time from the beginning to the end of KV loads.", metric="kv_transfer_seconds", is_of_loads=True, start=0.0
     )
+    transfer_byte_s: float = counted(is_of_loads=True, start=0.0)
+    transfer_bytes_squared: float = counted(is_of_loads=True, start=0.0)
     num_failed_loads: int = counted(
         "KV loads that failed.", metric="kv_transfer_failures", total="failed_loads", is_of_loads=True
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from engine.contract.step_time import StepTimeModel
+from engine.contract.step_time import StepTimeModel, StepWork
 
 
 class MachineFileError(ValueError):
@@ -20,7 +20,7 @@ class MachineFileError(ValueError):
 class TransferModel:
     """How long a read of KV takes: ``latency_s`` for each message, and the bytes at the rate of a worker's link. Reads
     by a worker and reads from it use its link one after the other. ``spread``: standard deviation of the logarithm of
-    a read's message times, relative to the usual ones.
+    a read's times, relative to the usual ones.
     """
 
     latency_s: float = 5e-4
@@ -54,6 +54,10 @@ class Machine:
     step_noise: standard deviation of the logarithm of a step's time divided by the predicted time.
     step_skew: deviations above the median are multiplied by this, those below divided by it, because delays are larger
         than savings (docs/virtual-cluster.md).
+    noise_s: longer steps vary less, since delays and savings within them make up for each other: as the mean of as many
+        independent parts of this length. 0: all steps vary alike.
+    prompt_base_s: what a step without decode rows takes before its first token, if that is not the ``base_s`` of its
+        prices: such steps are those of prefill workers, who compute while others of their host do.
     kv_bytes_per_token: size of the model's KV per token. num_blocks: number of blocks, of ``block_size`` tokens each.
     """
 
@@ -65,6 +69,8 @@ class Machine:
     router: RouterModel = field(default_factory=RouterModel)
     step_noise: float = 0.0
     step_skew: float = 1.0
+    noise_s: float = 0.0
+    prompt_base_s: float | None = None
     kv_bytes_per_token: int = 12_288
     block_size: int = 16
     num_blocks: int = 4096
@@ -77,6 +83,8 @@ class Machine:
                 raise MachineFileError(f"{self.name}: {name} must be at least 1, got {getattr(self, name)}")
         if self.transfer.bytes_per_s <= 0.0:
             raise MachineFileError(f"{self.name}: bytes_per_s must be above 0, got {self.transfer.bytes_per_s}")
+        if self.noise_s < 0.0 or (self.prompt_base_s or 0.0) < 0.0:
+            raise MachineFileError(f"{self.name}: noise_s and prompt_base_s must not be below 0")
         if self.step_skew <= 0.0:
             raise MachineFileError(f"{self.name}: step_skew must be above 0, got {self.step_skew}")
         for model in (self.step_time, self.shared_step_time):
@@ -89,6 +97,15 @@ class Machine:
     def step_time_beside(self, num_computing: int) -> StepTimeModel:
         """The prices of a step that begins while ``num_computing`` other workers of the host compute."""
         return self.step_time if self.shared_step_time is None or not num_computing else self.shared_step_time
+
+    def seconds_beside(self, num_computing: int, work: StepWork) -> float:
+        """How long such a step takes without noise."""
+        model = self.step_time_beside(num_computing)
+        if self.prompt_base_s is None or work.num_rows:
+            return model.seconds(work)
+        alone_s = self.step_time.base_s
+        slowness = model.base_s / alone_s if alone_s else 1.0
+        return model.seconds(work) + slowness * (self.prompt_base_s - alone_s)
 
     @property
     def shares_cores(self) -> bool:

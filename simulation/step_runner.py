@@ -6,10 +6,12 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.contract.executor import LONG_STEP_TOKENS
 from engine.contract.messages import LoadReport
 from engine.contract.step import IntArray, ModelRunnerOutput, SchedulerOutput
 from engine.contract.step_time import StepWork
@@ -53,6 +55,14 @@ class StepNoise:
         """Consume the factors of ``num_steps`` steps that were made."""
         if self._spread:
             self._at += num_steps
+
+
+def averaged(factors: FloatArray, seconds: FloatArray, noise_s: float) -> FloatArray:
+    """The factors for steps that take so many seconds without noise; see ``Machine.noise_s``."""
+    if not noise_s:
+        return factors
+    closer: FloatArray = 1.0 + (factors - 1.0) * np.sqrt(np.minimum(noise_s / seconds, 1.0))
+    return closer
 
 
 def mean_noise(spread: float, skew: float) -> float:
@@ -120,6 +130,13 @@ class Host:
                 other()
 
 
+class StepPrice(NamedTuple):
+    """The time of a step, and the cores that it is computed on, as a multiple of the worker's own."""
+
+    seconds: float
+    cores: float
+
+
 class LaunchedStep:
     """Implements ``PendingStep``: one step, or several decode steps in one. ``ends_s`` is when each of them ends.
 
@@ -132,6 +149,7 @@ class LaunchedStep:
         self.begun_s = begun_s
         self.ends_s = ends_s
         self.num_steps = len(ends_s)
+        self.step_cores: float | None = None
 
     @property
     def end_s(self) -> float:
@@ -163,8 +181,34 @@ class LaunchedStep:
         return self._runner.finish(self)
 
 
+class LongStep(LaunchedStep):
+    """A step that gets more or fewer cores on its way, as a real one looks for them between its layers: when another
+    worker of the host begins or stops computing, what is left of it takes the time that it then takes.
+    """
+
+    def __init__(self, runner: VirtualRunner, output: SchedulerOutput, begun_s: float) -> None:
+        self._work = work_of(output)
+        self._price = runner.price(self._work)
+        self._factor = runner.factor(self._price.seconds)
+        super().__init__(runner, output, begun_s, (begun_s + self._price.seconds * self._factor,))
+        self._since_s, self._left, self._cores_before = begun_s, 1.0, 0.0
+        self.step_cores = self._price.cores
+
+    def cut(self, now_s: float) -> bool:
+        """Compute on the cores that the host has now. False if they are as many as before."""
+        before, self._price = self._price, self._runner.price(self._work, is_under_way=True)
+        if self._price == before:
+            return False
+        done = min((now_s - self._since_s) / (before.seconds * self._factor), self._left)
+        self._cores_before += done * before.cores
+        self._since_s, self._left = now_s, self._left - done
+        self.ends_s = (now_s + self._left * self._price.seconds * self._factor,)
+        self.step_cores = self._cores_before + self._left * self._price.cores
+        return True
+
+
 class VirtualThreads:
-    """Implements ``StepThreads``: steps compute on all cores of a host whose other workers compute nothing."""
+    """Implements ``StepThreads``: steps begin on all cores of a host whose other workers compute nothing."""
 
     def __init__(self, machine: Machine, host: Host) -> None:
         self._machine = machine
@@ -177,7 +221,7 @@ class VirtualThreads:
         return self.step_cores > 1.0
 
     def between_layers(self) -> None:
-        """Do nothing: a step keeps the cores that it began with."""
+        """Do nothing: a long step follows what the host says."""
 
     def rest(self) -> None:
         """Do nothing: the owner of the worker tells the host."""
@@ -213,18 +257,36 @@ class VirtualRunner:
         now_s = self._clock()
         if not output.has_work:
             return LaunchedStep(self, output, now_s, (now_s,))
-        self.under_way = LaunchedStep(self, output, now_s, self._ends_s(output, now_s))
+        if output.num_decode_steps == 1 and output.num_tokens >= LONG_STEP_TOKENS:
+            self.under_way = LongStep(self, output, now_s)
+        else:
+            self.under_way = LaunchedStep(self, output, now_s, self._ends_s(output, now_s))
         return self.under_way
 
+    def price(self, work: StepWork, *, is_under_way: bool = False) -> StepPrice:
+        """What a step with this work takes without noise, given the workers that compute now; ``is_under_way``: it is
+        itself one of those steps.
+        """
+        num_others = self._host.num_computing - is_under_way
+        seconds = self._machine.seconds_beside(num_others, work)
+        return StepPrice(seconds, self._machine.cores_beside(num_others))
+
+    def factor(self, seconds: float) -> float:
+        """The noise of a step that takes so long without it. It counts as used when the step ends."""
+        return float(averaged(self._noise.next(1), np.array([seconds]), self._machine.noise_s)[0])
+
     def _ends_s(self, output: SchedulerOutput, now_s: float) -> Sequence[float]:
-        model, work = self._machine.step_time_beside(self._host.num_computing), work_of(output)
+        work = work_of(output)
         num_steps = output.num_decode_steps
-        factors = self._noise.next(num_steps)
         if num_steps == 1:
-            return (now_s + model.seconds(work) * float(factors[0]),)
+            one_s = self.price(work).seconds
+            return (now_s + one_s * self.factor(one_s),)
+        factors = self._noise.next(num_steps)
+        model = self._machine.step_time_beside(self._host.num_computing)
         # Each step reads one more token per row. Summed as single steps would do it, so that all digits are equal.
         contexts = work.num_context_tokens + work.num_rows * np.arange(num_steps, dtype=np.float64)
         seconds = model.base_s + model.row_s * work.num_rows + model.context_token_s * contexts
+        factors = averaged(factors, seconds, self._machine.noise_s)
         ends_s: list[float] = np.cumsum(np.concatenate(([now_s], seconds * factors)))[1:].tolist()
         return ends_s
 
@@ -237,7 +299,7 @@ class VirtualRunner:
         self._noise.use(num_steps)
         self._count(step)
         if output.num_decode_steps == 1:
-            return ModelRunnerOutput(sampled_token_ids=self._tokens(output))
+            return ModelRunnerOutput(sampled_token_ids=self._tokens(output), step_cores=step.step_cores)
         num_rows = output.rows.size
         positions = output.first_positions.astype(np.int64)[:, None] + np.arange(1, output.num_decode_steps + 1)
         return ModelRunnerOutput(

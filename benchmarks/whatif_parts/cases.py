@@ -9,12 +9,16 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from engine.contract.promise import NO_PROMISE, Promise
 from simulation.loads import Arrival, LoadSpec, Shape, make_load
 from simulation.machine import Machine
 from simulation.outcome import Outcome
 
-APART, UNIFIED = "apart:1+1", "unified:2"
-LAYOUTS = (APART, UNIFIED)
+APART, UNIFIED, ELASTIC = "apart:1+1", "unified:2", "elastic:2"
+LAYOUTS = (APART, UNIFIED, ELASTIC)
+PROMISE = Promise(ttft_ms=2000.0, itl_ms=100.0)
+"""What requests are promised where roles are elastic; elsewhere nothing is."""
+
 CAPACITY = {"prompt_heavy": 2.4, "balanced": 4.2, "decode_heavy": 4.2}
 """Approximate number of requests per second of a mix that two workers of one thread each can serve."""
 
@@ -60,6 +64,11 @@ class Measured:
     seconds: float
     outcomes: Sequence[Outcome]
     reported: Machine | None = None
+
+    @property
+    def promise(self) -> Promise:
+        """What the requests were promised."""
+        return PROMISE if self.layout == ELASTIC else NO_PROMISE
 
 
 _MEASURED = TypeAdapter(Measured)

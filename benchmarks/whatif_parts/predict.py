@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.whatif_parts.cases import CASES, Measured
-from engine.contract.promise import NO_PROMISE
 from simulation.cluster import simulate
 from simulation.machine import Machine
 from simulation.outcome import Outcome
@@ -14,4 +13,4 @@ from simulation.whatif.layouts import parse_layout
 
 def predicted(run: Measured, machine: Machine) -> Sequence[Outcome]:
     """Simulate the same requests at the same times with these workers."""
-    return simulate(parse_layout(run.layout, machine, NO_PROMISE), CASES[run.case].load(run.seconds)).outcomes
+    return simulate(parse_layout(run.layout, machine, run.promise), CASES[run.case].load(run.seconds)).outcomes

@@ -14,7 +14,7 @@ import yaml
 from benchmarks.disagg_parts.cells import outcome_of, over_http
 from benchmarks.load import send_all
 from benchmarks.served import served_cluster
-from benchmarks.whatif_parts.cases import APART, UNIFIED, Case, Measured
+from benchmarks.whatif_parts.cases import APART, ELASTIC, PROMISE, UNIFIED, Case, Measured
 from cluster.commands.clients.recorded import reported_workers
 from simulation.layout import EVERY_PROMPT
 from simulation.loads import LoadSpec, make_load
@@ -31,7 +31,10 @@ SETTINGS: dict[str, dict[str, object]] = {
         "decode": THREAD,
         "decode_replicas": 2,
     },
+    ELASTIC: {"slo": {"ttft_ms": PROMISE.ttft_ms, "itl_ms": PROMISE.itl_ms}},
 }
+"""``elastic:2`` is `baton serve` with a promise: its workers use each other's core while that is idle."""
+
 WARM_UP_S = 4.0
 
 

@@ -35,6 +35,10 @@ class EngineFacts:
     thread_speedup: float = 0.0
 
 
+LONG_STEP_TOKENS = 64
+"""From so many tokens on, a step takes long enough to check between its layers whether other workers compute."""
+
+
 class StepThreads(Protocol):
     """Chooses how many threads compute the steps of an engine on a CPU. Used only on the thread that steps it."""
 

@@ -155,6 +155,7 @@ class ModelRunnerOutput(NamedTuple):
     candidates: what the beams that sample are chosen from. The sampled tokens of these rows count for nothing, and the
         scheduler says by ``new_rows`` how they go on.
     step_ends_s: where rows decoded several times, when each of these steps ended, if the runner knows.
+    step_cores: as ``StepThreads`` has it, of a runner that knows only at a step's end.
     """
 
     sampled_token_ids: IntArray
@@ -166,6 +167,7 @@ class ModelRunnerOutput(NamedTuple):
     failures: tuple[RowFailure, ...] = ()
     candidates: BeamCandidates | None = None
     step_ends_s: Sequence[float] | None = None
+    step_cores: float | None = None
 
 
 NOTHING_SAMPLED = ModelRunnerOutput(sampled_token_ids=EMPTY_INTS)

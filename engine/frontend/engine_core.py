@@ -215,6 +215,7 @@ class EngineCore:
         result = pending.result()
         self._counters.num_waited_steps += result.has_waited
         self._launches_nothing = self._launches_nothing and bool(self._in_flight)
+        cores = cores if result.step_cores is None else result.step_cores
         step_result = self.scheduler.update(output, result, cores=cores)
         if self._num_ahead and self.connector is not None:
             # Peers can read what this step completed now, without waiting until the step after next is scheduled.

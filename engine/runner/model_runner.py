@@ -13,6 +13,7 @@ from engine.attention.factory import check_attention
 from engine.contract.checkpoint.end_tokens import read_end_tokens
 from engine.contract.config import EngineConfig, ModelConfigSource
 from engine.contract.errors import ConfigError
+from engine.contract.executor import LONG_STEP_TOKENS
 from engine.contract.step import (
     NOTHING_PENDING,
     FinishedStep,
@@ -52,9 +53,6 @@ from engine.sampling.most_likely import MostLikely
 from engine.sampling.sampler import Sampler
 from engine.sampling.worst_case import sample_worst_case
 from kv_transfer.layout import KVLayout, KVRegion
-
-LONG_STEP_TOKENS = 64
-"""From so many tokens on, a step takes long enough to check between its layers whether other workers compute."""
 
 logger = logging.getLogger(f"baton.{__name__}")
 

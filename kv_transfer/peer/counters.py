@@ -27,6 +27,8 @@ class TransferCounters(TransferStats):
         """Count a load that ended; its blocks and bytes were counted as they came."""
         self.num_transfers += 1
         self.transfer_s += ended.duration_s
+        self.transfer_byte_s += ended.duration_s * ended.num_bytes
+        self.transfer_bytes_squared += float(ended.num_bytes) ** 2
         if ended.is_cancelled:
             self.num_cancelled_loads += 1
         elif ended.error is not None:

@@ -201,11 +201,13 @@ class VirtualTransfers:
 
         self._at(self._clock() + self._model.latency_s, arrive)
 
-    def _use_links(self, source: VirtualTransfers, num_blocks: int, begin_s: float) -> float:
-        """When a read of ``num_blocks`` that begins at ``begin_s`` ends, after earlier reads on the same links."""
+    def _use_links(self, source: VirtualTransfers, num_blocks: int, begin_s: float, *, slowness: float = 1.0) -> float:
+        """When a read of ``num_blocks`` that begins at ``begin_s`` ends, after earlier reads on the same links. It
+        takes ``slowness`` times as long as usual.
+        """
         num_bytes = num_blocks * self._block_bytes
         begin_s = max(begin_s, self._link_free_s, source._link_free_s)
-        end_s = begin_s + max(self._model.seconds(num_bytes), source._model.seconds(num_bytes))
+        end_s = begin_s + slowness * max(self._model.seconds(num_bytes), source._model.seconds(num_bytes))
         self._link_free_s = source._link_free_s = end_s
         self._counters.num_blocks += num_blocks
         self._counters.num_bytes += num_bytes
@@ -250,7 +252,8 @@ class VirtualTransfers:
             gone = LoadFault(failed_block_ids=order.block_ids, error="its source is gone")
             self._at(now_s, lambda: self._end_load(order, now_s, gone))
             return
-        latency_s = self._model.latency_s * math.exp(self._model.spread * self._random.gauss(0.0, 1.0))
+        slowness = math.exp(self._model.spread * self._random.gauss(0.0, 1.0))
+        latency_s = slowness * self._model.latency_s
         num_missing, ready_s, num_streamed = len(order.block_ids), now_s, 0
         if stream is not None:
             covered = stream.held | stream.reading if stream.epoch == params.epoch else {}
@@ -258,7 +261,7 @@ class VirtualTransfers:
             num_streamed = sum(covered.get(block_id) == source_id for block_id, source_id in wanted)
             num_missing, ready_s = num_missing - num_streamed, max(now_s, stream.ends_s)
         if num_missing:
-            ready_s = max(ready_s, self._use_links(source, num_missing, now_s + latency_s))
+            ready_s = max(ready_s, self._use_links(source, num_missing, now_s + latency_s, slowness=slowness))
         self._counters.num_streamed_blocks += num_streamed
         self._counters.num_streamed_bytes += num_streamed * self._block_bytes
         fault = draw_fault(self.faults, order)

@@ -31,8 +31,22 @@ says.
 
 SHARE_UNSEEN: Final = 0.6
 """Workers count steps that something delayed less. So their prices are lower than those of mean steps, by this power of
-the mean noise. Both were found with known prices and noise.
+the mean noise. Both were found with known prices and noise. Steps with prompts are so long that delays even out.
 """
+
+CALL_WAIT: Final = 0.3
+MESSAGE_WAIT: Final = 0.1
+"""How much longer calls and messages take than usual where routers wait for the cores on which engines compute, as
+shares of a step without requests. From the waterfalls of hand-overs on two cores.
+"""
+
+LEAST_SHARE: Final = 0.1
+"""Workers that did less of some work than this share of the one that did most do not know its prices: what a prefill
+worker takes for the context of its few rows may be many times too much.
+"""
+
+LEAST_SPREAD: Final = 0.2
+"""How much the bytes of reads must differ, as standard deviation over mean, to tell what each byte takes."""
 
 
 class ReportedWorker(BaseModel):
@@ -86,6 +100,7 @@ def reported_calibration(name: str, workers: Sequence[ReportedWorker]) -> Calibr
     noise = own.error / (MEAN_OF_DEVIATION * (skew + 1.0 / skew) / 2.0)
     mean = mean_noise(noise, skew) ** SHARE_UNSEEN
     step_time = _mean_prices(own.on(most_cores), mean)
+    slowness = step_time.base_s / own.base_s if own.base_s else 1.0
     machine = Machine(
         name=name,
         step_time=step_time,
@@ -95,6 +110,8 @@ def reported_calibration(name: str, workers: Sequence[ReportedWorker]) -> Calibr
         router=_router(typical, step_time),
         step_noise=noise,
         step_skew=skew,
+        noise_s=step_time.base_s,
+        prompt_base_s=slowness * _prompt_base_s(known),
         kv_bytes_per_token=max(1, first.block_bytes // first.block_size),
         block_size=first.block_size,
         num_blocks=min(worker.num_blocks for worker in known),
@@ -105,12 +122,12 @@ def reported_calibration(name: str, workers: Sequence[ReportedWorker]) -> Calibr
 
 
 def _mean_step_time(workers: Sequence[ReportedWorker]) -> StepTimeModel:
-    """Prices on a worker's own cores: means over workers, weighted by how much of the priced work each has computed.
+    """Prices on a worker's own cores: means over the workers that know them, weighted by how much work each has done.
     Errors are weighted by steps: that of a worker which made few is 1, as it predicted none.
     """
     models = [worker.step_time.on(1.0) for worker in workers]
-    prompts = [worker.num_prompt_tokens for worker in workers]
-    answers = [worker.num_answer_tokens for worker in workers]
+    prompts = _weights([worker.num_prompt_tokens for worker in workers])
+    answers = _weights([worker.num_answer_tokens for worker in workers])
     gains = [model.core_gain for model in models if model.core_gain is not None]
     return StepTimeModel(
         base_s=fmean([model.base_s for model in models], answers),
@@ -124,21 +141,47 @@ def _mean_step_time(workers: Sequence[ReportedWorker]) -> StepTimeModel:
     )
 
 
+def _prompt_base_s(workers: Sequence[ReportedWorker]) -> float:
+    """What a step takes before its first token on a worker's own cores, where prompts are computed."""
+    bases = [worker.step_time.on(1.0).base_s for worker in workers]
+    return fmean(bases, _weights([worker.num_prompt_tokens for worker in workers]))
+
+
+def _weights(done: Sequence[float]) -> Sequence[float]:
+    """How much each worker's prices count, by how much of the priced work it has done."""
+    return [amount if amount >= LEAST_SHARE * max(done) else 0.0 for amount in done]
+
+
 def _mean_prices(model: StepTimeModel, mean: float) -> StepTimeModel:
     """Only the prices, and those of mean steps. The machine says for how many cores they are valid."""
-    return replace(model.scaled(reading=mean, computing=mean), cores=1.0, core_gain=None)
+    scaled = model.scaled(reading=mean, computing=mean)
+    return replace(
+        scaled,
+        prompt_token_s=model.prompt_token_s,
+        prompt_read_s=model.prompt_read_s,
+        cores=1.0,
+        core_gain=None,
+    )
 
 
 def _router(typical: Machine, step_time: StepTimeModel) -> RouterModel:
     """The model of routers. What a request waits beyond a router's usual time is taken to be a share of a step, as at
     the typical machine: routers wait for the cores on which engines compute.
     """
-    least_s, waited_s = RouterModel().accept_s, typical.router.accept_s - RouterModel().accept_s
-    return replace(typical.router, accept_s=least_s + waited_s * step_time.base_s / typical.step_time.base_s)
+    usual, base_s = RouterModel(), step_time.base_s
+    if typical.router == usual:
+        return usual
+    return RouterModel(
+        accept_s=usual.accept_s + (typical.router.accept_s - usual.accept_s) * base_s / typical.step_time.base_s,
+        call_s=usual.call_s + CALL_WAIT * base_s,
+        message_s=usual.message_s + MESSAGE_WAIT * base_s,
+    )
 
 
 def _transfer(workers: Sequence[ReportedWorker], typical: TransferModel) -> TransferModel:
-    """The model of reads from their mean time: the part that bytes at the usual rate do not explain is latency."""
+    """The model of reads: what each takes, and each of its bytes. Where all are alike, their bytes come at the usual
+    rate, and the rest is latency.
+    """
 
     def total(name: str) -> float:
         return sum(worker.counters.get(name, 0.0) for worker in workers)
@@ -146,8 +189,12 @@ def _transfer(workers: Sequence[ReportedWorker], typical: TransferModel) -> Tran
     num_reads = total("num_transfers")
     if num_reads < KNOWN_TRANSFERS:
         return typical
-    mean_s = total("transfer_s") / num_reads
-    waiting_s = mean_s - typical.seconds(int(total("num_bytes") / num_reads))
+    mean_s, mean_bytes = total("transfer_s") / num_reads, total("num_bytes") / num_reads
+    variance = total("transfer_bytes_squared") / num_reads - mean_bytes**2
+    byte_s = typical.seconds(1)
+    if variance > (LEAST_SPREAD * mean_bytes) ** 2:
+        byte_s = max((total("transfer_byte_s") / num_reads - mean_s * mean_bytes) / variance, byte_s)
+    waiting_s = mean_s - byte_s * mean_bytes
     if waiting_s > 0.0:
-        return replace(typical, latency_s=waiting_s / MESSAGES_OF_READ)
-    return replace(typical, latency_s=0.0, bytes_per_s=total("num_bytes") / total("transfer_s"))
+        return replace(typical, latency_s=waiting_s / MESSAGES_OF_READ, bytes_per_s=1.0 / byte_s)
+    return replace(typical, latency_s=0.0, bytes_per_s=mean_bytes / mean_s)

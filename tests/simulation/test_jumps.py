@@ -26,6 +26,7 @@ MACHINE = replace(
     ),
     step_noise=0.1,
     step_skew=1.5,
+    noise_s=0.02,
     max_model_len=512,
 )
 SHARED = replace(

@@ -10,9 +10,10 @@ import pytest
 
 from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.step_time import StepTimeModel
+from engine.contract.token_ids import TokenIds
 from simulation.cluster import simulate, virtual_cluster
 from simulation.layout import Layout, elastic, unified
-from simulation.loads import MIXES, LoadSpec, Shape, make_load
+from simulation.loads import MIXES, Arrival, LoadSpec, Shape, make_load
 from simulation.machine import CPU_HOST, Machine
 from simulation.virtual_loop import run_virtually
 
@@ -50,6 +51,27 @@ def test_few_streams_are_as_fast_as_on_one_worker_with_all_cores(num_clients: in
 
     assert max(busy_s) > 2 * sum(busy_s) / 3
     assert rate > 0.95 * alone
+
+
+async def first_tokens(layout: Layout, num_others: int) -> float:
+    """Seconds to the first token of a prompt of 1,000 tokens, beside which others come a fifth of a second later."""
+    long = Arrival(at_s=0.0, prompt=TokenIds.of(range(1000)), num_output_tokens=1)
+    short = Arrival(at_s=0.2, prompt=TokenIds.of(range(2000, 2020)), num_output_tokens=60)
+    async with virtual_cluster(layout) as cluster:
+        return (await cluster.send([long, *[short] * num_others]))[0].ttft_s
+
+
+def test_a_prompt_gives_cores_back_while_it_is_computed() -> None:
+    quiet = replace(PAIR, step_noise=0.0)
+    of_two, of_one = unified(2, quiet), unified(2, replace(quiet, step_time=BESIDE))
+
+    alone_s, shared_s, slow_s = (
+        run_virtually(first_tokens(layout, num_others))
+        for layout, num_others in ((of_two, 0), (of_two, 1), (of_one, 0))
+    )
+
+    given_back = (shared_s - alone_s) / (slow_s - alone_s)
+    assert 0.2 < given_back < 0.8, "from then on, and not before"
 
 
 PROMISE = Promise(ttft_ms=4000.0, itl_ms=150.0)
