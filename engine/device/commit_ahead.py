@@ -13,6 +13,9 @@ import torch
 COMMIT_BYTES: Final = 2 << 20
 """How much is committed at once: a huge page."""
 
+SMALL_BYTES: Final = 4 * COMMIT_BYTES
+"""The memory of caches that are smaller is committed as it is used: they are filled soon."""
+
 _MADV_POPULATE_WRITE: Final = 23
 """Linux's constant, since 5.14."""
 
@@ -36,7 +39,7 @@ class CommitAhead:
         self._ahead_bytes = ahead_bytes
         self._wanted = self._committed = 0
         self._thread: threading.Thread | None = None
-        self._is_over = sys.platform != "linux" or blocks.device.type != "cpu"
+        self._is_over = sys.platform != "linux" or blocks.device.type != "cpu" or self._end < SMALL_BYTES
         self.use(0)
 
     @property

@@ -98,6 +98,14 @@ def test_a_closed_one_commits_nothing() -> None:
         assert not is_running()
 
 
+def test_small_memory_is_left_alone() -> None:
+    with committing(cache().blocks[: NUM_BLOCKS // 16]) as ahead:
+        ahead.use(1 << 20)
+
+        assert ahead.num_committed == 0
+        assert not is_running()
+
+
 def test_content_stays() -> None:
     blocks = cache().blocks
     blocks[::7] = 3.0
