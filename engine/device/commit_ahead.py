@@ -10,6 +10,8 @@ from typing import Final
 
 import torch
 
+from engine.device.cores import run_anywhere
+
 COMMIT_BYTES: Final = 2 << 20
 """How much is committed at once: a huge page."""
 
@@ -71,6 +73,7 @@ class CommitAhead:
         self.wait()
 
     def _commit(self) -> None:
+        run_anywhere()  # not on the core that computes
         advise = ctypes.CDLL(None, use_errno=True).madvise
         advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         while self._committed < self._wanted and not self._is_over:

@@ -8,8 +8,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 import torch
 
+from engine.device import commit_ahead
 from engine.device.commit_ahead import COMMIT_BYTES, CommitAhead
 from engine.device.kv_cache import KVCache
 from kv_transfer.layout import KVLayout, group_layers
@@ -84,6 +86,16 @@ def test_a_little_use_starts_no_thread_and_the_end_is_the_end() -> None:
         assert ahead.num_committed == num_resident(blocks) == 64 << 20
         ahead.use(64 << 20)
         assert not is_running()
+
+
+def test_memory_is_not_committed_on_the_core_of_the_thread_that_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[str] = []
+    monkeypatch.setattr(commit_ahead, "run_anywhere", lambda: freed.append(threading.current_thread().name))
+
+    with committing(cache().blocks) as ahead:
+        ahead.wait()
+
+    assert freed == ["baton-kv-commit"]
 
 
 def test_a_closed_one_commits_nothing() -> None:
