@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from router.live.sampler import State
@@ -35,6 +36,7 @@ _REASONS = {
 def happenings(before: State, after: State) -> Iterator[Happening]:
     """What is worth telling an operator, workers first; repeated events are one entry."""
     yield from _of_workers(before["workers"], after["workers"], after)
+    yield from _of_division(before["workers"], after["workers"])
     yield from _of_targets(before["wanted"], after)
     yield from _of_sizes(before["sizes"], after["sizes"])
     old, new = before["totals"], after["totals"]
@@ -62,6 +64,22 @@ def _of_workers(old: Mapping[str, State], new: Mapping[str, State], after: State
             yield Happening(kind="worker_up", text=f"{role} worker {came}", replica=name)
         if row["leaning"] != was["leaning"]:
             yield Happening(kind="lean", text=_leaning_text(name, row, after), replica=name)
+
+
+def _of_division(old: Mapping[str, State], new: Mapping[str, State]) -> Iterator[Happening]:
+    """Whether the work is divided among the workers, and among how many of them."""
+    was, now = _num_keeping(old), _num_keeping(new)
+    if was == now:
+        return
+    if now:
+        yield Happening(kind="divide", text=f"work is divided: {now['stream']} take streams, {now['prompt']} prompts")
+    else:
+        yield Happening(kind="divide", text="work is not divided any more: all workers take any")
+
+
+def _num_keeping(workers: Mapping[str, State]) -> Counter[str]:
+    """The number of workers that keep to each kind of work."""
+    return Counter(row["keeps_to"] for row in workers.values() if "keeps_to" in row)
 
 
 def _of_targets(old: Mapping[str, int], after: State) -> Iterator[Happening]:

@@ -173,6 +173,8 @@ class Sampler:
             "kv_bytes_per_s": int(rate("num_bytes")),
             "hand_overs": _whole(counters.get("num_transfers", 0)),
         }
+        if replica.keeps_to is not None:
+            row["keeps_to"] = replica.keeps_to.value
         if load.unhealthy is not None:
             row["unhealthy"] = load.unhealthy
         if info is not None:

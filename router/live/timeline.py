@@ -20,7 +20,7 @@ Kind: TypeAlias = Literal[
     "move",
     "rebalance",
     "lean",
-    "scale",
+    "divide",
     "recovery",
     "fault",
     "refusal",

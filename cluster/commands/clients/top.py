@@ -208,6 +208,8 @@ def _workers(state: Mapping[str, Any], *, width: int) -> Table:
     for name, row in sorted(state["workers"].items(), key=lambda item: (_place_of(item[1]["role"]), item[0])):
         queue = row["queue"]
         role = row["role"] if row["leaning"] == row["role"] else f"{row['role'][:3]}→{row['leaning']}"
+        if "keeps_to" in row:
+            role = f"{row['role'][:3]}:{row['keeps_to']}s"
         told = row.get("unhealthy", row["state"].replace("_", " "))
         table.add_row(
             Text(name),

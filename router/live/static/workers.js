@@ -81,7 +81,8 @@ function fill(card, name, state) {
   card.leaving = undefined;
   card.element.className = `card ${worker.state}`;
   const leans = worker.leaning !== worker.role ? ` · leans to ${worker.leaning}` : "";
-  setText(card.role, worker.role + leans);
+  const keeps = worker.keeps_to ? ` · ${worker.keeps_to}s only` : "";
+  setText(card.role, worker.role + leans + keeps);
   card.state.className = `state ${worker.state}`;
   setText(card.state, worker.unhealthy ?? STATES[worker.state] ?? worker.state);
   showBlocks(card.bar, worker.kv);

@@ -84,6 +84,17 @@ def test_screen_fits_80_columns() -> None:
     assert text.count("decode worker drains") == 2
 
 
+def test_worker_that_keeps_to_one_kind_of_work_says_so() -> None:
+    state = a_state()
+    next(iter(state["workers"].values()))["keeps_to"] = "stream"
+    (seen,) = follow(lines_of(("snapshot", {"number": 1, "state": state, "timeline": []})))
+    console = Console(file=io.StringIO(), width=80)
+
+    console.print(screen(seen, width=80, max_entries=2))
+
+    assert "pre:streams" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_bar_is_as_long_as_it_should_be() -> None:
     full = {"total": 100, "running": 98, "leased": 1, "loading": 1, "early": 0, "cached": 0, "free": 0}
 

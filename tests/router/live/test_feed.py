@@ -12,6 +12,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
+from engine.contract.role import Work
 from router.errors import TooManyWatchersError
 from router.live.feed import MAX_WATCHERS, LiveFeed
 from router.live.merge_patch import apply_patch
@@ -77,6 +78,20 @@ async def test_first_comes_the_whole_state(model_dir: Path) -> None:
         assert watcher.state["model"] == "tiny"
         worker = watcher.state["workers"]["decode-0"]
         assert (worker["role"], worker["leaning"], worker["state"]) == ("decode", "decode", "running")
+
+
+async def test_what_a_worker_keeps_to_is_told_while_the_work_is_divided(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig, watching(rig.service.live) as watcher:
+        (replica,) = rig.service.decode_pool.replicas
+        assert "keeps_to" not in watcher.state["workers"]["decode-0"]
+
+        replica.keep_to(Work.STREAM)
+        await change(rig, watcher)
+        assert watcher.state["workers"]["decode-0"]["keeps_to"] == "stream"
+
+        replica.keep_to(None)
+        await change(rig, watcher)
+        assert "keeps_to" not in watcher.state["workers"]["decode-0"]
 
 
 async def test_blocks_by_owner_add_up(model_dir: Path) -> None:

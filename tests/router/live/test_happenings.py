@@ -57,6 +57,17 @@ async def test_leaning_that_changed_is_told_with_its_reason(state: State) -> Non
     assert found.text == "decode worker leans to prefill: prompts wait"
 
 
+async def test_work_that_is_divided_and_no_longer_is_one_entry_each(state: State) -> None:
+    divided = copy.deepcopy(state)
+    divided["workers"]["prefill-0"]["keeps_to"], divided["workers"]["decode-0"]["keeps_to"] = "prompt", "stream"
+
+    (began,) = happenings(state, divided)
+    (ended,) = happenings(divided, state)
+
+    assert (began.kind, began.text) == ("divide", "work is divided: 1 take streams, 1 prompts")
+    assert (ended.kind, ended.text) == ("divide", "work is not divided any more: all workers take any")
+
+
 async def test_pool_that_should_have_more_workers_is_told(state: State) -> None:
     after = copy.deepcopy(state)
     state["wanted"], after["wanted"] = {"decode": 2}, {"decode": 3, "prefill": 1}
