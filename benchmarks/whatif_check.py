@@ -11,6 +11,8 @@ fits a machine to the runs of three loads, ``--compare`` simulates the requests 
 calibration or by what each run's workers reported of themselves when it had ended. A row
 ``<figure>/<layout>/<load>`` is the error in percent, with what was ``predicted`` and ``measured``; ``.../mean`` and
 ``.../worst`` are of all of them, by their size. ``--save`` with ``--compare`` writes the calibration with its errors.
+With ``--again FILE``, other runs of the same loads, ``again/<figure>/mean`` and ``.../worst`` tell how far two real
+runs are from each other.
 """
 
 from __future__ import annotations
@@ -77,6 +79,27 @@ def error_rows(runs: Sequence[Measured], machine: Machine | None, promise: Promi
     return rows
 
 
+def again_rows(runs: Sequence[Measured], again: Sequence[Measured], promise: Promise) -> list[Row]:
+    """How far the figures of other runs of the same loads are from those of the first ones, in percent.
+
+    Raises:
+        SystemExit: They are not of the same loads.
+    """
+    others = {(run.layout, run.case, run.seconds): run for run in again}
+    rows: list[Row] = []
+    for figure in FIGURES:
+        sizes: list[float] = []
+        for run in runs:
+            if (run.layout, run.case, run.seconds) not in others:
+                raise SystemExit(f"--again: no run of {run.layout}, {run.case} for {run.seconds:g} s")
+            other = others[run.layout, run.case, run.seconds]
+            first, second = (figures(item.outcomes, promise).values()[figure] for item in (run, other))
+            sizes.append(abs(100 * (second / first - 1)) if first else float("nan"))
+        rows.append(Row(name=f"again/{figure}/mean", value=statistics.fmean(sizes), unit="percent"))
+        rows.append(Row(name=f"again/{figure}/worst", value=max(sizes), unit="percent"))
+    return rows
+
+
 def calibration_of(machine: Machine, rows: Sequence[Row]) -> Calibration:
     """The machine with the errors that the rows contain."""
     values = {row.name: row.value for row in rows}
@@ -104,6 +127,7 @@ def main() -> None:
     parser.add_argument(
         "--compare", type=Path, nargs="+", metavar="FILE", help="compare predictions with the results in FILE"
     )
+    parser.add_argument("--again", type=Path, nargs="+", metavar="FILE", help="with --compare: runs of the same loads")
     parser.add_argument("--loads", nargs="+", default=["*"], metavar="PATTERN", help="with --measure")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS, help="with --measure")
     parser.add_argument("--seconds", type=positive, default=30.0, help="with --measure: seconds of each load")
@@ -135,6 +159,8 @@ def main() -> None:
     if machine is not None and args.fit:
         machine = fit_machine(machine, runs)
     rows = error_rows(runs, machine, promise)
+    if args.again is not None:
+        rows += again_rows(runs, read(args.again), promise)
     if machine is not None and args.save is not None:
         (Calibration(machine=machine) if args.fit else calibration_of(machine, rows)).save(args.save)
     publish(rows, packages=("numpy",), json_file=args.json, title="predictions beside real runs")
