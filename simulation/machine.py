@@ -83,8 +83,9 @@ class Machine:
                 raise MachineFileError(f"{self.name}: {name} must be at least 1, got {getattr(self, name)}")
         if self.transfer.bytes_per_s <= 0.0:
             raise MachineFileError(f"{self.name}: bytes_per_s must be above 0, got {self.transfer.bytes_per_s}")
-        if self.noise_s < 0.0 or (self.prompt_base_s or 0.0) < 0.0:
-            raise MachineFileError(f"{self.name}: noise_s and prompt_base_s must not be below 0")
+        for name in ("noise_s", "prompt_base_s"):
+            if (getattr(self, name) or 0.0) < 0.0:
+                raise MachineFileError(f"{self.name}: {name} must not be below 0, got {getattr(self, name)}")
         if self.step_skew <= 0.0:
             raise MachineFileError(f"{self.name}: step_skew must be above 0, got {self.step_skew}")
         for model in (self.step_time, self.shared_step_time):
@@ -99,7 +100,7 @@ class Machine:
         return self.step_time if self.shared_step_time is None or not num_computing else self.shared_step_time
 
     def seconds_beside(self, num_computing: int, work: StepWork) -> float:
-        """How long such a step takes without noise."""
+        """How long a step takes without noise that begins while so many other workers of the host compute."""
         model = self.step_time_beside(num_computing)
         if self.prompt_base_s is None or work.num_rows:
             return model.seconds(work)

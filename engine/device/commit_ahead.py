@@ -25,7 +25,7 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 
 class CommitAhead:
-    """Commits the memory of ``blocks``, on a CPU, up to ``ahead_bytes`` behind what is in use.
+    """Commits the memory of ``blocks``, on a CPU, up to ``ahead_bytes`` beyond what is in use.
 
     The system commits memory when it is first written. On virtual machines, whose host has to find memory too, a huge
     page was measured to take 5 ms: the hand-over of a prompt of 700 tokens, with 12 KiB each, waited 20 ms for pages,
@@ -50,7 +50,7 @@ class CommitAhead:
         return self._committed
 
     def use(self, num_bytes: int) -> None:
-        """Let the memory behind the first ``num_bytes`` be committed; these are in use, or were. Returns at once.
+        """Let the memory beyond the first ``num_bytes`` be committed; these are in use, or were. Returns at once.
 
         A thread runs only while a quarter of what is kept ahead is missing, or the rest of the memory.
         """

@@ -71,10 +71,10 @@ def _of_division(old: Mapping[str, State], new: Mapping[str, State]) -> Iterator
     was, now = _num_keeping(old), _num_keeping(new)
     if was == now:
         return
+    text = "work is not divided any more: all workers take any work"
     if now:
-        yield Happening(kind="divide", text=f"work is divided: {now['stream']} take streams, {now['prompt']} prompts")
-    else:
-        yield Happening(kind="divide", text="work is not divided any more: all workers take any")
+        text = f"work is divided: workers for streams {now['stream']}, for prompts {now['prompt']}"
+    yield Happening(kind="divide", text=text)
 
 
 def _num_keeping(workers: Mapping[str, State]) -> Counter[str]:

@@ -13,7 +13,6 @@ import torch
 from engine.build import build_engine, join_engine, worker_info
 from engine.contract.executor import EngineFacts
 from engine.device.commit_ahead import CommitAhead
-from engine.executor import single_process
 from engine.executor.single_process import SingleProcessExecutor
 from engine.frontend.offline import generate
 from kv_transfer.layout import MemoryKind
@@ -70,7 +69,6 @@ def test_an_engine_around_an_executor_is_the_one_that_is_built_from_settings(
 def test_memory_of_the_cache_is_committed_ahead_of_the_blocks_in_use(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(single_process, "AHEAD_TOKENS", 1)
     used: list[int] = []
     monkeypatch.setattr(CommitAhead, "use", lambda _, num_bytes: used.append(num_bytes))
     built = build_engine(small_engine_config(checkpoint("llama"), num_blocks=70))

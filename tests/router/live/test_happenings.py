@@ -64,8 +64,8 @@ async def test_work_that_is_divided_and_no_longer_is_one_entry_each(state: State
     (began,) = happenings(state, divided)
     (ended,) = happenings(divided, state)
 
-    assert (began.kind, began.text) == ("divide", "work is divided: 1 take streams, 1 prompts")
-    assert (ended.kind, ended.text) == ("divide", "work is not divided any more: all workers take any")
+    assert (began.kind, began.text) == ("divide", "work is divided: workers for streams 1, for prompts 1")
+    assert (ended.kind, ended.text) == ("divide", "work is not divided any more: all workers take any work")
 
 
 async def test_pool_that_should_have_more_workers_is_told(state: State) -> None:
