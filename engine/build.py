@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from engine.contract.config import EngineConfig
-from engine.contract.executor import EngineFacts, Executor, StepThreads
+from engine.contract.executor import EngineFacts, Executor
 from engine.contract.messages import WorkerInfo
 from engine.drafting.proposer import Drafting
 from engine.drafting.registry import make_drafting, with_predictions
@@ -35,11 +35,6 @@ class BuiltEngine:
     executor: Executor
     connector: Connector | None
     drafting: Drafting | None = None
-
-    def share_cores(self, threads: StepThreads) -> None:
-        """Let ``threads`` choose the threads of every step from now on; the engine closes it when it closes."""
-        self.core.share_cores(threads)
-        self.executor.follow_threads(threads)
 
 
 def build_engine(
@@ -106,6 +101,7 @@ def join_engine(
         on_close=partial(_close, executor, drafting),
         vocab_size=facts.vocab_size,
     )
+    executor.call_between_layers(core.between_layers)
     return BuiltEngine(core=core, facts=facts, executor=executor, connector=connector, drafting=drafting)
 
 

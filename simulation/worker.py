@@ -144,7 +144,7 @@ class VirtualWorker:
     # ---- what routers ask
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestRefusedError | None]:
-        """Add requests between two steps; one answer each, in order.
+        """Add requests, within the running step if there is one; one answer each, in order.
 
         Raises:
             WorkerGoneError: The requests were not added, or are lost.
@@ -165,7 +165,7 @@ class VirtualWorker:
         if new:
             tell_news(self._streams, but={request.client_id for request in new})
         try:
-            await self._between_steps(add)
+            await self._run(add, is_arrival=True)
         finally:
             self._arrivals.answered(new, added=added, before=before)
         return answers
@@ -179,7 +179,7 @@ class VirtualWorker:
         Raises:
             WorkerGoneError: The worker is gone, and its requests with it.
         """
-        await self._between_steps(lambda: self.core.abort(request_ids))
+        await self._run(lambda: self.core.abort(request_ids))
 
     async def move_out(self, request_ids: Sequence[str], *, only_waiting: bool = False) -> None:
         """Let requests move to another worker as soon as they can; unknown ids are ignored.
@@ -187,7 +187,7 @@ class VirtualWorker:
         Raises:
             WorkerGoneError: The worker is gone, and its requests with it.
         """
-        await self._between_steps(lambda: self.core.order_out(request_ids, only_waiting=only_waiting))
+        await self._run(lambda: self.core.order_out(request_ids, only_waiting=only_waiting))
 
     async def outputs(self, client_id: str, *, mirrors_cache: bool) -> AsyncIterator[StepMessage]:
         """One message per step with everything new for a client, and one per report period when idle. Closing the
@@ -225,7 +225,7 @@ class VirtualWorker:
             WorkerGoneError: The worker is gone, and its cache with it.
         """
         dropped: list[CacheReset | None] = []
-        await self._between_steps(lambda: dropped.append(self.core.reset_prefix_cache(preempt_running=preempt_running)))
+        await self._run(lambda: dropped.append(self.core.reset_prefix_cache(preempt_running=preempt_running)))
         return dropped[0]
 
     async def drain(self, *, moves_out: bool) -> None:
@@ -247,8 +247,7 @@ class VirtualWorker:
         self.is_gone = True
         self.process.go_on()
         self._emptied.set()
-        if self._next_turn is not None:
-            self._next_turn.cancel()
+        self._set_turn(None)
         self.transfers.close()
         for stream in self._streams.values():
             stream.close()
@@ -270,26 +269,29 @@ class VirtualWorker:
     def _gone(self) -> WorkerGoneError:
         return WorkerGoneError(name=self.spec.name, was_killed=self._was_killed)
 
-    async def _between_steps(self, action: Callable[[], object]) -> None:
+    async def _run(self, action: Callable[[], object], *, is_arrival: bool = False) -> None:
         self.check()
         done: asyncio.Future[None] = self._loop.create_future()
 
         def command() -> None:
-            if self.is_gone:
-                if not done.done():
-                    done.set_exception(self._gone())
-                return
-            action()
-            if not done.done():
+            if not self.is_gone:
+                action()
+            if not done.done() and self.is_gone:
+                done.set_exception(self._gone())
+            elif not done.done():
                 done.set_result(None)
 
-        self._post(command)
+        self._post(command, is_arrival=is_arrival)
         await done
 
-    def _post(self, command: Callable[[], None]) -> None:
-        if not self.is_gone:
+    def _post(self, command: Callable[[], None], *, is_arrival: bool = False) -> None:
+        """Run a command between two steps; one that only adds requests within a step, and begin their loads."""
+        if is_arrival and self._end is not None and not self._commands and self.process.makes_steps:
+            command()
+            self.core.begin_loads()
+        elif not self.is_gone:
             self._commands.append(command)
-            self._wake()
+        self._wake()
 
     def _leave(self, client_id: str, stream: ClientStream) -> None:
         if self._streams.get(client_id) is stream:
@@ -309,10 +311,8 @@ class VirtualWorker:
         return None
 
     def _take_cache(self, cache: CacheFeed | None) -> tuple[CacheChanges, ...]:
-        if cache is None:
-            return ()
-        if not cache.needs_snapshot:
-            return cache.take()
+        if cache is None or not cache.needs_snapshot:
+            return () if cache is None else cache.take()
         cache.take()
         cache.needs_snapshot = False
         return (self.core.cache_snapshot(),)

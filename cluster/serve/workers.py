@@ -210,7 +210,7 @@ class Worker:
                 raise ConfigError(f"borrow_idle_cores is true, but {error}", remedy="leave it out") from error
             logger.warning("this worker uses only its own cores: %s", error)
             return
-        built.share_cores(threads)
+        built.core.share_cores(threads)
         self._info = dataclasses.replace(self._info, borrows_cores=sharing.borrows, num_host_cores=threads.num_usable)
         logger.info("cores: own=%s borrows=%s", sorted(threads.own), sharing.borrows)
 
@@ -228,7 +228,7 @@ class Worker:
         except CoreTableError as error:
             logger.warning("routers cannot take into account that this worker shares its GPU: %s", error)
             return
-        built.share_cores(shared)
+        built.core.share_cores(shared)
         self._info = dataclasses.replace(self._info, borrows_cores=True, num_host_cores=num_parts, shared_gpu=gpu)
         logger.info("this worker has 1 of %d parts of GPU %s, and all while others are idle", num_parts, gpu)
 

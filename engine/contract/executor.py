@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -84,8 +85,11 @@ class Executor(StepRunner, Protocol):
     def regions(self) -> tuple[KVRegion, ...]:
         """The memory regions of the KV cache, one per rank. A connector reads and writes them until ``close``."""
 
-    def follow_threads(self, threads: StepThreads) -> None:
-        """From now on, let ``threads`` choose the number of threads again between the layers of a long step."""
+    def call_between_layers(self, hook: Callable[[], None]) -> None:
+        """From now on, call ``hook`` before each layer of a step, on the thread that launched it.
+
+        It is not called where a device computes layers without the host, as with CUDA graphs.
+        """
 
     def warm_up(self) -> None:
         """Run a small computation, so that the first request does not pay for one-time work."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from engine.contract.config import EngineConfig
-from engine.contract.executor import EngineFacts, StepThreads
+from engine.contract.executor import EngineFacts
 from engine.contract.grammar import GrammarCompiler
 from engine.contract.step import PendingStep, SchedulerOutput
 from engine.device.commit_ahead import CommitAhead
@@ -71,9 +73,9 @@ class SingleProcessExecutor:
         """See ``Executor``."""
         return (self.runner.region,)
 
-    def follow_threads(self, threads: StepThreads) -> None:
+    def call_between_layers(self, hook: Callable[[], None]) -> None:
         """See ``Executor``."""
-        self.runner.between_layers = threads.between_layers
+        self.runner.between_layers = hook
 
     def warm_up(self) -> None:
         """See ``Executor``."""

@@ -1,4 +1,4 @@
-"""Requests that arrive while a step runs. The engine adds them when the step ends; routers hear of them before.
+"""Requests that arrive while a step runs. The engine reports them when the step ends; routers hear of them before.
 
 During a step with a long prompt, tens of requests may arrive. The router that sent a request knows of it. The other
 routers would rely on the last report, and all send their requests to the worker that was least busy then.

@@ -160,7 +160,7 @@ class AsyncEngine:
     async def _add(
         self, requests: Sequence[GenerateRequest], new: Sequence[GenerateRequest]
     ) -> list[RequestRefusedError | None]:
-        """Add requests when the running step has ended; until then, report the ``new`` ones to all other clients."""
+        """Add requests within the running step or after it; until then, report ``new`` ones to all other clients."""
         came_s, added, before = self._clock(), list[GenerateRequest](), self._load
         self._arrivals.come(new)
         if new:
@@ -170,7 +170,7 @@ class AsyncEngine:
             return [self._try_add(request, core, came_s) for request in requests], self._load
 
         try:
-            answers, before = await self._thread.call(add)
+            answers, before = await self._thread.call(add, is_arrival=True)
             accepted = [request for request, answer in zip(requests, answers, strict=True) if answer is None]
             added = [request for request in accepted if request.kv_stream is None]
         finally:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from engine.contract.errors import UnknownTokenError
-from engine.contract.executor import StepRunner, StepThreads
+from engine.contract.executor import LONG_STEP_TOKENS, StepRunner, StepThreads
 from engine.contract.messages import CacheChanges, CacheReset, GenerateRequest, LoadReport
 from engine.contract.stats import GAUGES, EngineStats, StepCounters
 from engine.contract.step import PendingStep, SchedulerOutput
@@ -34,6 +34,9 @@ class EngineCore:
 
     ``wake`` is set by the connector's threads when there is something to collect, and by other threads that add work.
     The owner of the loop waits for it when there is nothing to do.
+
+    ``take_arrivals`` is called several times while a step computes, on the same thread: for work that need not wait for
+    the step's end, and does not use the engine beyond :meth:`add_request` and :meth:`begin_loads`.
 
     ``on_close`` is called last in ``close``, when nothing uses the KV cache any more. ``clock`` measures steps.
     ``vocab_size`` bounds the token ids of requests, because the model cannot embed others; None: no bound.
@@ -63,6 +66,8 @@ class EngineCore:
         self._in_flight: deque[tuple[SchedulerOutput, PendingStep, float]] = deque()
         self._launches_nothing = False
         self._threads: StepThreads | None = None
+        self._is_long_step = False
+        self.take_arrivals: Callable[[], None] | None = None
         self._counters = StepCounters()
         self._next_cache_event = 0
         self.num_load_changes = 0
@@ -71,6 +76,13 @@ class EngineCore:
     def share_cores(self, threads: StepThreads) -> None:
         """Let ``threads`` choose the threads of every step, and tell it when there is none; closed with this engine."""
         self._threads = threads
+
+    def between_layers(self) -> None:
+        """To be called by the runner, on this engine's thread, before each layer of a step."""
+        if self._is_long_step and self._threads is not None:
+            self._threads.between_layers()
+        if self.take_arrivals is not None:
+            self.take_arrivals()
 
     def add_request(self, request: GenerateRequest, *, waited_s: float = 0.0) -> None:
         """Accept a request that came ``waited_s`` ago.
@@ -82,6 +94,13 @@ class EngineCore:
         if self._vocab_size is not None:
             _check_tokens(request, self._vocab_size)
         self.scheduler.add_request(request, waited_s=waited_s)
+
+    def begin_loads(self) -> None:
+        """Begin the loads of waiting requests now, not only with the next step: their KV comes while a step computes.
+
+        The only method beside :meth:`add_request` that may be called within a step.
+        """
+        self._execute(self.scheduler.begin_loads())
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests in any state; unknown ids are ignored and counted."""
@@ -202,6 +221,7 @@ class EngineCore:
         if has_work:
             if self._threads is not None:
                 self._counters.num_borrowed_steps += self._threads.begin_step()
+            self._is_long_step = output.num_tokens >= LONG_STEP_TOKENS
             pending = self.runner.launch(output)
             cores = 1.0 if self._threads is None else self._threads.step_cores
             self._in_flight.append((output, pending, cores))

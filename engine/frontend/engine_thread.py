@@ -6,9 +6,11 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Protocol, TypeVar, cast
+from functools import partial
+from itertools import takewhile
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 from engine.contract.errors import EngineDeadError, EngineStalledError
 from engine.contract.messages import CacheChanges, LoadReport
@@ -27,6 +29,13 @@ T = TypeVar("T")
 Command = Callable[[EngineCore], None]
 
 
+class Posted(NamedTuple):
+    """A command that waits for the engine's thread; ``is_arrival``: it only adds requests, so it may run in a step."""
+
+    run: Command
+    is_arrival: bool = False
+
+
 class StepListener(Protocol):
     """Gets the results of an engine's steps."""
 
@@ -41,8 +50,9 @@ class EngineThread:
     """The only thread that touches an engine.
 
     It builds the engine, so that everything bound to a thread (OpenMP thread teams, CUDA's current device) is bound to
-    the one that computes. Others give it functions of the engine (:meth:`call`, :meth:`post`), which it runs in order
-    between two steps. It passes each step's result to ``listener``, which must not block.
+    the one that computes. Others give it functions of the engine (:meth:`call`, :meth:`post`), which it runs in order,
+    between two steps. Only arrivals of requests may come within a step, between two of its layers, so that their KV is
+    loaded while the step computes. It passes each step's result to ``listener``, which must not block.
 
     An engine counts as stalled when its thread has been in one turn for ``step_timeout_s``, or when its requests have
     waited that long with nothing under way that could let them start. ``clock`` measures this; it may stand still while
@@ -66,7 +76,7 @@ class EngineThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._commands: list[Command] = []
+        self._commands: list[Posted] = []
         self._is_stopping = False
         self._has_ended = False
         self._failure: BaseException | None = None
@@ -137,8 +147,10 @@ class EngineThread:
         if self.is_stalled:
             raise EngineStalledError(busy_s=self._progress.busy_s, step_timeout_s=self._step_timeout_s)
 
-    async def call(self, function: Callable[[EngineCore], T]) -> T:
+    async def call(self, function: Callable[[EngineCore], T], *, is_arrival: bool = False) -> T:
         """Have the thread run ``function`` on the engine; returns its result. It runs even if the caller is cancelled.
+
+        With ``is_arrival`` it only adds requests, and need not wait for the end of a step.
 
         Raises:
             EngineDeadError: The thread did not accept it.
@@ -161,10 +173,10 @@ class EngineThread:
             else:
                 answer.set_result(cast("T", result))
 
-        self.post(command)
+        self.post(command, is_arrival=is_arrival)
         return await asyncio.wrap_future(answer)
 
-    def post(self, command: Command) -> None:
+    def post(self, command: Command, *, is_arrival: bool = False) -> None:
         """Have the thread run ``command``; if it raises, the engine ends.
 
         Raises:
@@ -173,7 +185,7 @@ class EngineThread:
         with self._lock:
             if self._core is None or self._has_ended:
                 raise EngineDeadError(f"the engine is not running: {self._failure!r}")
-            self._commands.append(command)
+            self._commands.append(Posted(command, is_arrival))
             self._progress.asked()
         self._core.wake.set()
 
@@ -192,6 +204,7 @@ class EngineThread:
             self._failure, self._has_ended = error, True
             built.set_exception(error)
             return
+        core.take_arrivals = partial(self._take_arrivals, core)
         self._core = core
         built.set_result(load_feed.now())
         try:
@@ -217,9 +230,23 @@ class EngineThread:
         with self._lock:
             commands, self._commands = self._commands, []
             self._progress.begin_turn()
+        self._run_all(commands, core)
+
+    def _take_arrivals(self, core: EngineCore) -> None:
+        """Within a step: add the requests that came, unless a command before them waits for its end, and load KV."""
+        if not self._commands:
+            return
+        with self._lock:
+            arrivals = list(takewhile(lambda command: command.is_arrival, self._commands))
+            del self._commands[: len(arrivals)]
+        if arrivals:
+            self._run_all(arrivals, core)
+            core.begin_loads()
+
+    def _run_all(self, commands: Iterable[Posted], core: EngineCore) -> None:
         for command in commands:
             try:
-                command(core)
+                command.run(core)
             except Exception as error:
                 logger.exception("a command failed")
                 self._failure = self._failure or error

@@ -13,7 +13,6 @@ from engine.attention.factory import check_attention
 from engine.contract.checkpoint.end_tokens import read_end_tokens
 from engine.contract.config import EngineConfig, ModelConfigSource
 from engine.contract.errors import ConfigError
-from engine.contract.executor import LONG_STEP_TOKENS
 from engine.contract.step import (
     NOTHING_PENDING,
     FinishedStep,
@@ -123,7 +122,7 @@ class ModelRunner:
         )
         self._last_step: ModelStep | None = None
         self.between_layers: Callable[[], None] | None = None
-        """Called before each layer in steps of ``LONG_STEP_TOKENS`` or more."""
+        """Called before each layer of a step that the host computes, or launches, layer by layer."""
 
     def _load_model(self, progress: ProgressCallback | None) -> LoadedModel:
         return load_model(
@@ -348,9 +347,8 @@ class ModelRunner:
         else:
             input_ids, positions = self._upload(inputs.input_ids), self._upload(inputs.positions)
         self._write_unknown(inputs, input_ids)
-        between_layers = self.between_layers if len(inputs.input_ids) >= LONG_STEP_TOKENS else None
         return self._model.forward(
-            input_ids, StepContext(positions=positions, plans=plans, between_layers=between_layers)
+            input_ids, StepContext(positions=positions, plans=plans, between_layers=self.between_layers)
         )
 
     def _write_unknown(self, inputs: StepInputs, input_ids: torch.Tensor) -> None:

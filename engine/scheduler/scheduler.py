@@ -32,8 +32,7 @@ class Scheduler:
     ``schedule`` and ``update`` alternate, or run ahead: a step may be scheduled before the previous one has returned.
     Steps return in the order in which they were scheduled. With ``drafting`` a step also verifies draft tokens of
     running requests; without ``grammars`` no request may have a grammar. Not thread-safe: one thread owns it.
-    ``windows`` are the windows of the model's KV cache groups, in tokens; None for a group whose layers see all earlier
-    tokens.
+    ``windows`` are those of the model's KV cache groups, in tokens; None for layers that see all earlier tokens.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class Scheduler:
         )
         self._in_flight: deque[StepInFlight] = deque()
         self._next_step_id = 0
-        self._is_quiet = True
+        self._is_quiet, self._is_blocked = True, False
 
     # ---- requests come and go
 
@@ -139,10 +138,8 @@ class Scheduler:
     def move_out(self) -> int:
         """End the requests that can go on at another engine, each with a hand-over of all KV computed for it.
 
-        Does nothing while a step is in flight: how far requests come in it is not known yet.
-
-        Returns:
-            How many requests left. Loading ones can leave only later.
+        Returns how many left: none while a step is in flight, because it is not known yet how far requests come in it.
+        Loading ones can leave only later.
         """
         if self._in_flight:
             return 0
@@ -189,13 +186,16 @@ class Scheduler:
         self._admission.run(draft)
         if self._speculation is not None:
             self._speculation.run(draft)
-        if self._decode_steps is not None and not self._in_flight and not self._drafts_now:
+        drafts_now = self._speculation is not None and self._speculation.is_needed
+        if self._decode_steps is not None and not self._in_flight and not drafts_now:
             self._decode_steps.run(draft)
         return self._seal(draft)
 
-    @property
-    def _drafts_now(self) -> bool:
-        return self._speculation is not None and self._speculation.is_needed
+    def begin_loads(self) -> ConnectorOrders:
+        """Begin the loads of waiting requests while a step computes; without this they begin with the next step."""
+        if not self._is_blocked:
+            self._admission.run(StepDraft(token_budget=0))
+        return self.take_orders()
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput, *, cores: float = 1.0) -> StepResult:
         """Take in the result of the oldest step in flight, computed on ``cores`` times the engine's own cores."""
@@ -216,7 +216,7 @@ class Scheduler:
 
     def _seal(self, draft: StepDraft) -> SchedulerOutput:
         """Turn the draft into the message to the runner, and remember the step until it returns."""
-        batch = draft.batch()
+        batch, self._is_blocked = draft.batch(), draft.is_blocked
         reports = self._live_requests.take_reports()
         if self._speculation is not None and reports.finished_request_ids:
             self._speculation.requests_finished(reports.finished_request_ids)

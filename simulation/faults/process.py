@@ -27,6 +27,11 @@ class Process:
         """True while its engine makes no step."""
         return self.stuck_since_s is not None
 
+    @property
+    def makes_steps(self) -> bool:
+        """True while its engine computes."""
+        return not (self.is_stopped or self.is_stuck)
+
     def keeps(self, action: Callable[[], object]) -> bool:
         """True if the process is stopped; it then calls ``action`` once when it goes on."""
         if self.is_stopped:

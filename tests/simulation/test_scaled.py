@@ -69,18 +69,21 @@ def test_a_day_has_one_rise_and_one_fall_and_each_step_is_explained() -> None:
 
 
 def test_requests_that_may_wait_cost_fewer_hours_than_hasty_ones() -> None:
-    """The promises of single requests count, and not what the cluster promises to others."""
-    load = daily_load("prompt_heavy", peak=3.0, low=0.1, period_s=300.0, seconds=300.0)
+    """The promises of single requests count, and not what the cluster promises to others. In two draws together."""
     lax, hasty = Promise(ttft_ms=60_000.0), Promise(ttft_ms=1500.0)
 
-    def run(*promises: Promise) -> ScaledRun:
-        mixed = [replace(arrival, promise=promise) for arrival, promise in zip(load, cycle(promises), strict=False)]
-        return scaled(mixed, promise=EARLY)
+    def hours_of(*promises: Promise) -> float:
+        worker_s = 0.0
+        for seed in (1, 2):
+            load = daily_load("prompt_heavy", peak=3.0, low=0.1, period_s=300.0, seconds=300.0, seed=seed)
+            mixed = [replace(arrival, promise=promise) for arrival, promise in zip(load, cycle(promises), strict=False)]
+            found = scaled(mixed, promise=EARLY)
+            assert attainment(found.outcomes, EARLY) >= 0.98
+            worker_s += found.worker_s
+        return worker_s
 
-    runs = [run(lax), run(lax, hasty), run(hasty)]
+    hours = [hours_of(lax), hours_of(lax, hasty), hours_of(hasty)]
 
-    assert all(attainment(found.outcomes, EARLY) >= 0.98 for found in runs)
-    hours = [found.worker_s for found in runs]
     assert hours == sorted(hours)
     assert hours[0] < 0.9 * hours[-1]
 

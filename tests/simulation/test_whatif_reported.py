@@ -81,7 +81,7 @@ def reported_by(layout: Layout, load: LoadSpec = LOAD) -> Sequence[ReportedWorke
 
 @pytest.mark.parametrize("layout", [apart(1, 2, MACHINE), unified(2, MACHINE)], ids=lambda layout: layout.name)
 def test_workers_report_the_machine_that_they_are(layout: Layout) -> None:
-    machine = reported_calibration("here", reported_by(layout)).machine
+    machine = reported_calibration("here", reported_by(layout, replace(LOAD, seconds=60.0))).machine
 
     assert_like(machine, MACHINE, prices=("base_s", "prompt_token_s"))
     assert machine.shared_step_time is None

@@ -68,7 +68,7 @@ def run(path: Path, dtype: DTypeName, threads: Alternating) -> tuple[str, int]:
         scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=96),
     )
     built = build_engine(config)
-    built.share_cores(threads)
+    built.core.share_cores(threads)
     assert isinstance(built.executor, SingleProcessExecutor)
     generator = torch.Generator().manual_seed(3)
     prompts = [torch.randint(3, 250, (length,), generator=generator).tolist() for length in (7, 130, 64, 97)]
@@ -109,7 +109,7 @@ def test_threads_are_chosen_between_the_layers_of_transformers_models_too(checkp
         scheduler=SchedulerConfig(max_num_seqs=4),
     )
     built, threads = build_engine(config), Alternating((1, 2))
-    built.share_cores(threads)
+    built.core.share_cores(threads)
     generate(built.core, [greedy_request("a", [5] * 80, max_tokens=2)])
     built.core.close()
 

@@ -246,6 +246,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.in_flight)
     @rule()
+    def begin_loads(self) -> None:
+        self.world.begin_loads()
+
+    @precondition(lambda self: self.world.in_flight)
+    @rule()
     def complete_step(self) -> None:
         self.world.complete_step()
 

@@ -50,10 +50,12 @@ def chain_engine(
         gates=gates,
         drafting=drafting,
     )
-    return EngineCore(
+    core = EngineCore(
         scheduler=policy,
         runner=runner,
         connector=connector.worker if connector is not None else None,
         wake=wake,
         runs_ahead=runs_ahead,
     )
+    runner.between_layers = core.between_layers
+    return core

@@ -8,6 +8,7 @@ context therefore changes the output, and the cache is real memory that connecto
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +77,8 @@ class ChainRunner:
         self.kv = np.zeros((num_blocks, block_size), dtype=np.uint64)
         self.num_computed_positions = 0
         self.num_steps = 0
+        self.between_layers: Callable[[], None] | None = None
+        """Called within each step, before and after it touches the cache."""
         self._is_late = is_late
         self._launched: deque[LateStep] = deque()
         self._block_size = block_size
@@ -109,7 +112,7 @@ class ChainRunner:
     def launch(self, output: SchedulerOutput) -> PendingStep:
         """Compute one step as a model would: write KV, then read all of the context."""
         if not self._is_late:
-            return FinishedStep(self._run(output))
+            return FinishedStep(self._run_layers(output))
         step = LateStep(self, output)
         self._launched.append(step)
         assert sum(step.output.has_work for step in self._launched) <= 2, "only one step may be unfinished at a launch"
@@ -120,6 +123,14 @@ class ChainRunner:
         while last.computed is None:
             step = self._launched.popleft()
             step.computed = self._run(step.output)
+
+    def _run_layers(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        if self.between_layers is None or not output.has_work:
+            return self._run(output)
+        self.between_layers()
+        result = self._run(output)
+        self.between_layers()
+        return result
 
     def _run(self, output: SchedulerOutput) -> ModelRunnerOutput:
         self.num_steps += 1

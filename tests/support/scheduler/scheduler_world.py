@@ -193,6 +193,13 @@ class SchedulerWorld:
         self.in_flight.append(output)
         return output
 
+    def begin_loads(self) -> None:
+        """Begin loads while steps are in flight, as an engine does when requests come within a step."""
+        running = self.scheduler._table.running()
+        self._take_in(self.scheduler.begin_loads())
+        assert self.scheduler._table.running() == running, "only a step starts requests"
+        self.collect(self.scheduler.take_finished())
+
     def complete_step(self, *, cores: float = 1.0) -> StepResult:
         """Run the oldest step in flight, on ``cores`` times the engine's own cores, and give its result back."""
         output = self.in_flight.popleft()
