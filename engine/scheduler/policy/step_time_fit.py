@@ -26,7 +26,9 @@ FloatArray: TypeAlias = NDArray[np.float64]
 Kind: TypeAlias = tuple[int, int, int, int, int]
 
 EARLY_FIT_STEPS: Final = (3, 6, 12, 24)
-"""Prices are fitted after this many steps of a new worker: it is soon known roughly, and then better."""
+"""Prices are fitted after this many steps of a new worker, and after this many with prompts, beginning with the first
+one: they are soon known roughly, and then better.
+"""
 
 FIT_PERIOD_S: Final = 1.0
 """Step time between two fits: each new fit changes the load report, which is then written anew for every router."""
@@ -82,7 +84,7 @@ class StepTimeFit:
     Steps of similar work are one kind. Each kind keeps its own steps, so hours of decoding do not push out what is
     known of prompts. Errors are relative to a step's time, and steps that something else delayed count less. While only
     answers or only prompts were seen, a token of the other is assumed to cost the same, and so is a token that it
-    reads. Prices change once a second.
+    reads. Prices change once a second of steps, sooner while they are new.
 
     Steps that ran on more cores than the worker's own count with the time that they would have taken on these. How much
     faster more cores are is learnt from steps of the same kind on more and on fewer cores. The model's prices are those
@@ -92,9 +94,7 @@ class StepTimeFit:
     def __init__(self) -> None:
         self.model: StepTimeModel = UNKNOWN_STEP_TIME
         self._kinds: OrderedDict[Kind, deque[tuple[float, ...]]] = OrderedDict()
-        self._num_steps = 0
-        self._next_fit_steps: float = EARLY_FIT_STEPS[0]
-        self._has_prompts = False
+        self._num_steps = self._num_prompt_steps = 0
         self._num_predicted = 0
         self._error = 0.0
         self._unfitted_s = self._noted_s = self._core_seconds = 0.0
@@ -125,13 +125,20 @@ class StepTimeFit:
         self._unfitted_s += max(passed_s, seconds)
         self._noted_s += seconds
         self._core_seconds += cores * seconds
-        if work.num_prompt_tokens and not self._has_prompts:
-            self._has_prompts, self._next_fit_steps = True, max(self._num_steps, EARLY_FIT_STEPS[0])
-        if self._num_steps >= self._next_fit_steps or (self.model.num_steps and self._unfitted_s >= FIT_PERIOD_S):
+        self._num_prompt_steps += work.num_prompt_tokens > 0
+        if self._is_due(has_prompts=work.num_prompt_tokens > 0):
             cores = self._core_seconds / self._noted_s
             self._unfitted_s = self._noted_s = self._core_seconds = 0.0
-            self._next_fit_steps = next((n for n in EARLY_FIT_STEPS if n > self._num_steps), math.inf)
             self.model = self._fitted(cores)
+
+    def _is_due(self, *, has_prompts: bool) -> bool:
+        """True when prices are to be fitted after this step."""
+        if self._num_steps in EARLY_FIT_STEPS:
+            return True
+        if not self.model.num_steps:
+            return False
+        is_early = has_prompts and (self._num_prompt_steps == 1 or self._num_prompt_steps in EARLY_FIT_STEPS)
+        return is_early or self._unfitted_s >= FIT_PERIOD_S
 
     def _note_error(self, predicted_s: float, seconds: float) -> None:
         self._num_predicted += 1

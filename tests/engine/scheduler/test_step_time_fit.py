@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel, StepWork, prompt_reads
-from engine.scheduler.policy.step_time_fit import EARLY_FIT_STEPS, FIT_PERIOD_S, StepTimeFit, robust_prices
+from engine.scheduler.policy.step_time_fit import (
+    EARLY_FIT_STEPS,
+    FIT_PERIOD_S,
+    StepTimeFit,
+    robust_prices,
+)
 
 TRUE = StepTimeModel(
     base_s=0.008, row_s=0.0004, context_token_s=2e-7, prompt_token_s=0.0002, prompt_read_s=5e-9, num_steps=1
@@ -54,10 +59,13 @@ class Machine:
     def run(self, fit: StepTimeFit, num_steps: int, *, prompt_share: float = 0.3) -> None:
         for _ in range(num_steps):
             work = random_work(self._source, prompt_share=prompt_share)
-            seconds = self.seconds(work) * np.exp(self._noise * self._source.standard_normal())
+            seconds = self.seconds(work) * self.noise()
             if self._source.random() < self._delayed_share:
                 seconds *= self._source.uniform(2.0, 10.0)
             fit.note(work, float(seconds))
+
+    def noise(self) -> float:
+        return float(np.exp(self._noise * self._source.standard_normal()))
 
     def seconds(self, work: StepWork) -> float:
         return self.model.seconds(work) / self.speed
@@ -66,6 +74,11 @@ class Machine:
         """The mean error of undisturbed steps, as a share of each."""
         works = [random_work(self._source, prompt_share=prompt_share) for _ in range(100)]
         return float(np.mean([abs(model.seconds(work) / self.seconds(work) - 1.0) for work in works]))
+
+
+def note_step(machine: Machine, fit: StepTimeFit, work: StepWork) -> None:
+    """Note a step with this work, with the machine's noise."""
+    fit.note(work, machine.seconds(work) * machine.noise())
 
 
 FIRST_FIT_STEPS = EARLY_FIT_STEPS[0]
@@ -116,6 +129,26 @@ def test_prices_are_found_though_some_steps_are_delayed(machine: Machine) -> Non
     machine.run(fit, 600)
 
     assert machine.error_of(fit.model) < 0.06
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_first_prompt_in_small_steps_is_soon_predicted(seed: int) -> None:
+    """Its first step may leave open whether its tokens cost the time or what they read, and a wrong answer makes later
+    steps look ten times too long: then they are cut to the smallest, and the prompt takes many.
+    """
+    fit = StepTimeFit()
+    machine = Machine(replace(TRUE, prompt_token_s=0.0004, prompt_read_s=0.0), seed=seed, delayed_share=0.0)
+    for position in range(40):
+        note_step(machine, fit, StepWork(num_rows=1, num_context_tokens=700 + position))
+    num_missed, num_computed = 0, 0
+    for num_tokens in (25, 52, 31, *[16] * 40):
+        work = StepWork(num_prompt_tokens=num_tokens, num_prompt_reads=prompt_reads(num_tokens, after=num_computed))
+        num_missed += not 0.5 < fit.model.seconds(work) / machine.seconds(work) < 2.0
+        note_step(machine, fit, work)
+        num_computed += num_tokens
+
+    assert num_missed <= 5
+    assert fit.model.error < 0.2
 
 
 def test_each_price_is_found() -> None:
@@ -245,7 +278,7 @@ def test_what_more_cores_gain_is_learnt_from_steps_on_more_and_on_fewer(gain: fl
     for turn in range(20):
         on_cores(fit, 1.0 + turn % 2, gain=gain, num_steps=20, seed=turn)
 
-    assert fit.model.core_gain == pytest.approx(gain, abs=0.2)
+    assert fit.model.core_gain == pytest.approx(gain, abs=0.25)
     for cores in (1.0, 2.0):
         for work in (StepWork(num_rows=8, num_context_tokens=4000), StepWork(num_prompt_tokens=600)):
             expected = replace(TRUE, core_gain=gain).on(cores).seconds(work)
