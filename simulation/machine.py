@@ -58,6 +58,8 @@ class Machine:
         independent parts of this length. 0: all steps vary alike.
     prompt_base_s: what a step without decode rows takes before its first token, if that is not the ``base_s`` of its
         prices: such steps are those of prefill workers, who compute while others of their host do.
+    loads_within_steps: hand-overs that come within a step begin at once. On GPUs, steps are computed without the host,
+        and hand-overs wait for their end.
     kv_bytes_per_token: size of the model's KV per token. num_blocks: number of blocks, of ``block_size`` tokens each.
     """
 
@@ -71,6 +73,7 @@ class Machine:
     step_skew: float = 1.0
     noise_s: float = 0.0
     prompt_base_s: float | None = None
+    loads_within_steps: bool = True
     kv_bytes_per_token: int = 12_288
     block_size: int = 16
     num_blocks: int = 4096
@@ -215,6 +218,7 @@ GPU = Machine(
         error=1.0, num_steps=1,
     ),
     transfer=TransferModel(latency_s=1e-4, bytes_per_s=40e9),
+    loads_within_steps=False,
     kv_bytes_per_token=131_072,
     num_blocks=24_000,
     max_model_len=131_072,

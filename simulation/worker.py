@@ -286,7 +286,8 @@ class VirtualWorker:
 
     def _post(self, command: Callable[[], None], *, is_arrival: bool = False) -> None:
         """Run a command between two steps; one that only adds requests within a step, and begin their loads."""
-        if is_arrival and self._end is not None and not self._commands and self.process.makes_steps:
+        is_early = is_arrival and self.spec.machine.loads_within_steps and self.process.makes_steps
+        if is_early and self._end is not None and not self._commands:
             command()
             self.core.begin_loads()
         elif not self.is_gone:
@@ -395,6 +396,5 @@ class VirtualWorker:
             for delta in deltas:
                 if delta.finish_reason is not None:
                     self._requests_of.get(client_id, set()).discard(delta.request_id)
-            stream_of_client = self._streams.get(client_id)
-            if stream_of_client is not None:
+            if (stream_of_client := self._streams.get(client_id)) is not None:
                 stream_of_client.put(deltas)

@@ -40,7 +40,7 @@ class Arrivals:
         """Added requests, and the engine's last report before them: they count until the engine reports again."""
 
     def come(self, requests: Sequence[GenerateRequest]) -> None:
-        """Count requests that wait for the end of a step."""
+        """Count requests that the engine has not answered."""
         self._add_coming(requests, 1)
 
     def answered(

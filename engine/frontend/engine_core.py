@@ -96,7 +96,7 @@ class EngineCore:
         self.scheduler.add_request(request, waited_s=waited_s)
 
     def begin_loads(self) -> None:
-        """Begin the loads of waiting requests now, not only with the next step: their KV comes while a step computes.
+        """Begin hand-overs of waiting requests now, not only with the next step: their KV comes while a step computes.
 
         The only method beside :meth:`add_request` that may be called within a step.
         """
@@ -179,7 +179,7 @@ class EngineCore:
     def begin_step(self) -> bool:
         """Launch a step, whose result :meth:`end_step` takes; False when there is nothing to compute.
 
-        For an owner that does other work in between; it must not use this engine meanwhile.
+        For an owner that does other work in between; meanwhile it may only add requests, and begin their loads.
         """
         self._begun_s = self._clock()
         self.collect()
@@ -221,7 +221,7 @@ class EngineCore:
         if has_work:
             if self._threads is not None:
                 self._counters.num_borrowed_steps += self._threads.begin_step()
-            self._is_long_step = output.num_tokens >= LONG_STEP_TOKENS
+            self._is_long_step = output.num_tokens // output.num_decode_steps >= LONG_STEP_TOKENS
             pending = self.runner.launch(output)
             cores = 1.0 if self._threads is None else self._threads.step_cores
             self._in_flight.append((output, pending, cores))

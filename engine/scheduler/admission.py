@@ -90,7 +90,8 @@ class Admission:
             self._let_in_first(draft.favoured, draft)
         self._serve(self._live_requests.ready, self._start, draft)
         if not draft.is_blocked and (draft.token_budget > 0 or self._remote.can_load):
-            self._serve(self._live_requests.waiting, self._admit, draft)
+            admit = self._admit_hand_over if draft.is_under_way else self._admit
+            self._serve(self._live_requests.waiting, admit, draft)
             if len(self._early) and not self._live_requests.num_startable:
                 self._begin_early()
 
@@ -118,6 +119,9 @@ class Admission:
         for request in reversed(passed_over):
             queue.push_front(request)
 
+    def _admit_hand_over(self, request: Request, draft: StepDraft) -> Verdict:
+        return self._admit(request, draft) if request.kv_transfer is not None else Verdict.BARRIER
+
     def _admit(self, request: Request, draft: StepDraft) -> Verdict:
         local = self._search.local(request)
         num_local_tokens = local.num_blocks * self._kv_cache.block_size
@@ -130,7 +134,7 @@ class Admission:
             return Verdict.PASSED_OVER
         need = self._search.need(request, local, start=num_local_tokens)
         has_windows = self._kv_cache.has_windows  # then the blocks needed depend on how much is loaded
-        if not has_windows and not self._has_room(request, need):
+        if not has_windows and not self._has_room(request, need, draft):
             return Verdict.BARRIER
         match = self._search.match(request, local)
         if match is None:
@@ -141,7 +145,7 @@ class Admission:
             need = self._search.need(request, local, start=min(num_known_tokens, request.num_tokens - 1))
         elif not self._can_compute(request, request.num_tokens - num_local_tokens, draft):
             return Verdict.BARRIER
-        if has_windows and not self._has_room(request, need):
+        if has_windows and not self._has_room(request, need, draft):
             return Verdict.BARRIER
         self._live_requests.leave_waiting(request)
         request.block_tables = self._kv_cache.take(need)
@@ -317,10 +321,13 @@ class Admission:
         """Blocks that must become free before a waiting request could start; drops early loads to make room first."""
         return 0 if start.holds_blocks else self._make_room(request, start.need)
 
-    def _has_room(self, request: Request, need: BlockNeed) -> bool:
+    def _has_room(self, request: Request, need: BlockNeed, draft: StepDraft) -> bool:
         """True when ``request`` has its blocks, if need be after early loads were dropped."""
-        is_plenty = need.most_blocks + self.headroom.most(request) <= self._kv_cache.num_free
-        return is_plenty or self._make_room(request, need) <= 0
+        if need.most_blocks + self.headroom.most(request) <= self._kv_cache.num_free:
+            return True
+        # What is given up within a step becomes free only after it.
+        missing = self._num_missing_blocks if draft.is_under_way else self._make_room
+        return missing(request, need) <= 0
 
     def _make_room(self, request: Request, need: BlockNeed) -> int:
         """Drop early loads until ``request`` has its blocks; returns how many it still lacks."""

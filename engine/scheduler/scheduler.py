@@ -192,9 +192,9 @@ class Scheduler:
         return self._seal(draft)
 
     def begin_loads(self) -> ConnectorOrders:
-        """Begin the loads of waiting requests while a step computes; without this they begin with the next step."""
+        """Begin hand-overs while a step computes, as far as there is room; others begin with the next step."""
         if not self._is_blocked:
-            self._admission.run(StepDraft(token_budget=0))
+            self._admission.run(StepDraft(token_budget=0, is_under_way=True))
         return self.take_orders()
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput, *, cores: float = 1.0) -> StepResult:

@@ -101,6 +101,7 @@ class StartedRow(NamedTuple):
 class StepDraft:
     """The decisions made so far for one step.
 
+    is_under_way: the step computes already; only hand-overs may begin to load, in room that nobody gives up for them.
     is_blocked: no waiting request is admitted in this step.
     has_preempted: a request was preempted, so the step must be sent even if it computes nothing.
     prefill_share: the most tokens for a single prefill; 0: no limit.
@@ -112,6 +113,7 @@ class StepDraft:
     """
 
     token_budget: int
+    is_under_way: bool = False
     is_blocked: bool = False
     has_preempted: bool = False
     prefill_share: int = 0

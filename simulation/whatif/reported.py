@@ -112,6 +112,7 @@ def reported_calibration(name: str, workers: Sequence[ReportedWorker]) -> Calibr
         step_skew=skew,
         noise_s=step_time.base_s,
         prompt_base_s=slowness * _prompt_base_s(known),
+        loads_within_steps=first.device == "cpu",
         kv_bytes_per_token=max(1, first.block_bytes // first.block_size),
         block_size=first.block_size,
         num_blocks=min(worker.num_blocks for worker in known),

@@ -308,3 +308,27 @@ def test_aborted_prefill_withdraws_what_it_announced() -> None:
     world.abort("a")
 
     assert (world.connector.announced, world.connector.withdrawn) == ({}, ["a"])
+
+
+@pytest.mark.parametrize("is_handed_over", [True, False])
+def test_early_loads_do_not_give_way_within_a_step(is_handed_over: bool) -> None:
+    """The room would be free only after the step, when the request can begin in any case."""
+    world = SchedulerWorld(make_config(), num_blocks=16)
+    announce(world, "early", fresh_prompt(32))
+    num_early = world.scheduler.stats().num_early_blocks
+    assert num_early
+    world.add(make_request("busy", fresh_prompt(20), max_tokens=1))
+    world.schedule()
+    prompt = fresh_prompt(32)
+    offer = world.connector.offer(prompt) if is_handed_over else None
+    output = first_token(prompt) if is_handed_over else ()
+    world.add(make_request("other", prompt, max_tokens=4, output=output, kv_transfer=offer))
+
+    world.begin_loads()
+    assert world.scheduler.stats().num_early_blocks == num_early
+    assert not world.loads()
+
+    world.complete_step()
+    world.schedule()
+    assert not world.scheduler.stats().num_early_blocks
+    assert ("other" in world.loads()) == is_handed_over
