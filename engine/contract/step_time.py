@@ -55,6 +55,27 @@ def aim_share(error: float) -> float:
     return 1.0 / (1.0 + ERRORS_KEPT_CLEAR * min(error, MAX_ERROR_KEPT_CLEAR))
 
 
+CALM_TIME_SHARE = 0.5
+"""All waiting prompts should be computed within this share of the time left to the first one: more may arrive."""
+
+
+def calm_room_s(work_s: float, decode_s: float, gap_s: float, left_s: float) -> float:
+    """What prompts that have time should take of each step: both they and the streams beside them shall wait little.
+
+    Prompts of ``work_s`` that take x of each step last work_s * (decode_s + x) / x, and the gaps beside them decode_s +
+    x. The sum of the first as a share of ``left_s``, the time left to the first token, and of the second as a share of
+    ``gap_s``, the promised gap, is least where x is the root of work_s * decode_s * gap_s / left_s. The prompts take
+    more if they would otherwise last longer than ``CALM_TIME_SHARE`` of the time left.
+
+    Returns:
+        Infinity where they last longer in any case.
+    """
+    spare_s = CALM_TIME_SHARE * left_s - work_s
+    if spare_s <= 0.0:
+        return math.inf
+    return max(math.sqrt(work_s * decode_s * gap_s / left_s), work_s * decode_s / spare_s)
+
+
 def core_speed(cores: float, gain: float) -> float:
     """The speed-up of a worker on ``cores`` times its own cores, with the gain ``gain``; see ``core_gain``."""
     return 1.0 + gain * (cores - 1.0)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from engine.contract.config import SchedulerConfig
-from engine.contract.step_time import StepTimeModel, StepWork, aim_share
+from engine.contract.step_time import StepTimeModel, StepWork, aim_share, calm_room_s, prompt_reads
 from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.policy.lost_promises import LostPromises, Pace, first_token_left_s
 from engine.scheduler.policy.step_time_fit import StepTimer
@@ -23,12 +23,6 @@ FIRST_PROMPT_SHARE: Final = 0.25
 """The least time for prompts, as a share of the step's time without them, whatever was promised: otherwise prompts
 might never finish. It holds until the engine leans to a role, which has a share of its own.
 """
-
-CALM_SHARE: Final = 0.7
-"""The share of the promised gap that a step aims at while prompts have time: streams run evenly, and none is late."""
-
-CALM_TIME_SHARE: Final = 0.4
-"""All waiting prompts must finish at that pace within this share of the time left to the first one: more may arrive."""
 
 MAX_BASE_SHARE: Final = 0.1
 """Prompts share a step until its fixed cost is only this share of its time; more would gain too little."""
@@ -53,8 +47,8 @@ class PromptBudget:
     Gaps count of requests that decode, that are about to, or that did a moment ago. The rules in detail:
 
     - At least one block is computed, and ``prompt_share`` is used, even where decoding alone takes longer than the gap.
-    - The step aims at only ``CALM_SHARE`` of the gap while the first prompt has a TTFT promise and all waiting prompts
-      have enough time.
+    - While the first prompt has a TTFT promise and all waiting prompts have enough time, steps are shorter: see
+      ``calm_room_s``.
     - Where no request decodes, the first prompt is computed whole. Others may join it within its own promised gap or,
       if it has none, until ``MAX_BASE_SHARE`` is reached, so that it does not wait for theirs.
     - There is no limit before steps can be predicted, or where requests decode and none was promised a gap.
@@ -157,14 +151,14 @@ class PromptBudget:
         return int((table.num_expected[rows] - table.num_computed[rows]).sum())
 
     def _num_tokens(self, model: StepTimeModel, decode_s: float, gap_s: float, head: Head) -> float:
-        after = head.num_computed
+        room_s = self._room_s(model, gap_s, decode_s)
         left_s = first_token_left_s(head.request, self._clock())
         if left_s is not None and left_s > 0.0:
-            calm_s = CALM_SHARE * gap_s
-            calm = self._tokens_within(model, calm_s, decode_s, after)
-            if calm * CALM_TIME_SHARE * left_s / calm_s >= head.num_waiting:
-                return calm
-        return self._tokens_within(model, gap_s, decode_s, after)
+            read = prompt_reads(head.num_left, after=head.num_computed)
+            work_s = model.prompt_token_s * head.num_waiting + model.prompt_read_s * read
+            calm_s = calm_room_s(work_s, decode_s, gap_s, left_s)
+            room_s = min(room_s, max(calm_s, self.prompt_share * decode_s))
+        return model.prompt_tokens_within(room_s, after=head.num_computed)
 
     def _tokens_beside_none(self, model: StepTimeModel, base_s: float, head: Head) -> float:
         if (own_us := head.request.promised_gap) != NEVER:
@@ -172,5 +166,8 @@ class PromptBudget:
         return model.prompt_tokens_within(base_s / MAX_BASE_SHARE - base_s, after=head.num_computed)
 
     def _tokens_within(self, model: StepTimeModel, step_s: float, decode_s: float, after: float) -> float:
-        room_s = max(aim_share(model.error) * step_s - decode_s, self.prompt_share * decode_s)
-        return model.prompt_tokens_within(room_s, after=after)
+        return model.prompt_tokens_within(self._room_s(model, step_s, decode_s), after=after)
+
+    def _room_s(self, model: StepTimeModel, step_s: float, decode_s: float) -> float:
+        """What prompts may take of a step of ``step_s`` at most."""
+        return max(aim_share(model.error) * step_s - decode_s, self.prompt_share * decode_s)

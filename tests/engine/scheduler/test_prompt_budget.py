@@ -10,10 +10,8 @@ from decode.role import DECODE
 from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.role import Role
 from engine.contract.step import SchedulerOutput
-from engine.contract.step_time import ERRORS_KEPT_CLEAR, StepTimeModel
+from engine.contract.step_time import ERRORS_KEPT_CLEAR, StepTimeModel, calm_room_s
 from engine.scheduler.policy.prompt_budget import (
-    CALM_SHARE,
-    CALM_TIME_SHARE,
     FIRST_PROMPT_SHARE,
     REMEMBERED_S,
 )
@@ -73,23 +71,23 @@ def test_p1_prompts_that_have_time_leave_streams_shorter_gaps() -> None:
 
     world.add(make_request("long", LONG, promise=Promise(ttft_ms=2000.0)))
 
-    assert run_step(world) == int(CALM_SHARE * 32.0 - 11)
+    calm_s = calm_room_s(0.1, 0.011, 0.032, 2.0)
+    assert run_step(world) == int(1e3 * calm_s) == 4
 
 
 @pytest.mark.behaviour("P1")
 @given(num_others=st.integers(0, 6), ttft_ms=st.integers(200, 3000))
 @settings(deadline=None)
-def test_p1_steps_are_calm_only_while_all_that_wait_would_end_in_part_of_the_time_of_the_first(
-    num_others: int, ttft_ms: int
-) -> None:
+def test_p1_prompts_take_more_the_less_time_is_left_to_them(num_others: int, ttft_ms: int) -> None:
     world = make_world()
     add_decoding(world, "a", Promise(itl_ms=31.5))
     for index in range(1 + num_others):
         world.add(make_request(str(index), LONG, promise=Promise(ttft_ms=float(ttft_ms))))
-    calm = CALM_SHARE * 31.5 - 11
-    ends_ms = LONG * (1 + num_others) / calm * CALM_SHARE * 31.5
+    work_s = 1e-3 * LONG * (1 + num_others)
+    calm_s = calm_room_s(work_s, 0.011, 0.0315, 1e-3 * ttft_ms)
 
-    assert run_step(world) == (int(calm) if ends_ms <= CALM_TIME_SHARE * ttft_ms else 20)
+    room_ms = min(max(1e3 * calm_s, BLOCK_SIZE), 20.5)
+    assert -1e-6 <= room_ms - run_step(world) <= 1 + 1e-6
 
 
 @pytest.mark.behaviour("P1")

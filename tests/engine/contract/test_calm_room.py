@@ -1,0 +1,35 @@
+"""How much of each step prompts take that have time to spare."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.contract.step_time import CALM_TIME_SHARE, calm_room_s
+
+SECONDS = st.floats(1e-3, 3.0)
+
+
+@pytest.mark.behaviour("P1")
+@given(work_s=SECONDS, decode_s=st.floats(1e-3, 0.1), gap_s=st.floats(1e-3, 0.5), left_s=SECONDS, factor=SECONDS)
+def test_p1_prompts_that_have_time_and_streams_wait_as_little_as_both_can(
+    work_s: float, decode_s: float, gap_s: float, left_s: float, factor: float
+) -> None:
+    calm_s = calm_room_s(work_s, decode_s, gap_s, left_s)
+
+    def lasts_s(room_s: float) -> float:
+        return work_s * (decode_s + room_s) / room_s
+
+    def waits(room_s: float) -> float:
+        return lasts_s(room_s) / left_s + (decode_s + room_s) / gap_s
+
+    if math.isinf(calm_s):
+        assert work_s >= CALM_TIME_SHARE * left_s
+        return
+    assert lasts_s(calm_s) <= CALM_TIME_SHARE * left_s * (1 + 1e-9)
+    other_s = factor * calm_s
+    if lasts_s(other_s) <= CALM_TIME_SHARE * left_s:
+        assert waits(calm_s) <= waits(other_s) * (1 + 1e-9)
