@@ -55,7 +55,7 @@ def aim_share(error: float) -> float:
     return 1.0 / (1.0 + ERRORS_KEPT_CLEAR * min(error, MAX_ERROR_KEPT_CLEAR))
 
 
-CALM_TIME_SHARE = 0.5
+CALM_TIME_SHARE = 0.4
 """All waiting prompts should be computed within this share of the time left to the first one: more may arrive."""
 
 
@@ -68,10 +68,10 @@ def calm_room_s(work_s: float, decode_s: float, gap_s: float, left_s: float) -> 
     more if they would otherwise last longer than ``CALM_TIME_SHARE`` of the time left.
 
     Returns:
-        Infinity where they last longer in any case.
+        Infinity where they last longer in any case, or a step without them takes no time.
     """
     spare_s = CALM_TIME_SHARE * left_s - work_s
-    if spare_s <= 0.0:
+    if spare_s <= 0.0 or decode_s <= 0.0:
         return math.inf
     return max(math.sqrt(work_s * decode_s * gap_s / left_s), work_s * decode_s / spare_s)
 

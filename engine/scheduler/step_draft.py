@@ -101,7 +101,7 @@ class StartedRow(NamedTuple):
 class StepDraft:
     """The decisions made so far for one step.
 
-    is_under_way: the step computes already; only hand-overs may begin to load, in room that nobody gives up for them.
+    is_under_way: the step computes already; only hand-overs may begin, early ones too, in room that is free anyway.
     is_blocked: no waiting request is admitted in this step.
     has_preempted: a request was preempted, so the step must be sent even if it computes nothing.
     prefill_share: the most tokens for a single prefill; 0: no limit.

@@ -1,9 +1,9 @@
 """Whether workers should divide the work for a while: a few of them only generate, and all others only compute prompts.
 
 Where a worker does both, every step that computes a prompt also makes one token of each stream, so it reads the weights
-once more for every hundred milliseconds or so of prompts. Undivided, each request takes the cheapest plan, and one more
-stream is cheap wherever streams are already; so in a burst of prompts nearly all workers lose that share of their time.
-A choice for one request cannot see this, since the gain comes only if all of them follow.
+once more for every hundred milliseconds of prompts or less. Undivided, each request takes the cheapest plan, and one
+more stream is cheap wherever streams are already; so in a burst of prompts nearly all workers lose that share of their
+time. A choice for one request cannot see this, since the gain comes only if all of them follow.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from engine.contract.step_time import calm_room_s
 from router.placement import fleet, hosts, plans, prediction
 from router.placement.fleet import Column, Standing, Standings
 from router.placement.plans import Costs, Way
@@ -111,7 +110,6 @@ def compiled() -> Loops:
         for part in vars(module).values():
             if isinstance(part, FunctionType) and part.__module__ == module.__name__:
                 register_jitable(forceinline=True, error_model="numpy")(part)
-    register_jitable(forceinline=True, error_model="numpy")(calm_room_s)
     # None of them divides by 0, and checking for that would take a fifth of machine code's time.
     loops = Loops(*(cast("Any", njit(loop, nogil=True, error_model="numpy")) for loop in PLAIN))
     _call_each(loops)

@@ -117,8 +117,8 @@ def _ttft_s(fleet: Standings, wish: Wish, cached_tokens: Column, costs: Costs, p
     if not plan.is_split:
         return float(costs.ttft_s[plan.prompt])
     num_head = float(plan.num_head_tokens)
-    head_s = first_token_s(fleet, plan.prompt, num_head, wish, cached_tokens, 0.0)
-    tail_s = first_token_s(fleet, plan.stream, wish.num_prompt_tokens, wish, cached_tokens, num_head - 1.0)
+    head_s = first_token_s(fleet, plan.prompt, num_head, wish.itl_s, cached_tokens, 0.0)
+    tail_s = first_token_s(fleet, plan.stream, wish.num_prompt_tokens, wish.itl_s, cached_tokens, num_head - 1.0)
     return float(head_s + wish.hand_over_s + tail_s)
 
 

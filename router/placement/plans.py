@@ -59,7 +59,7 @@ def assess(fleet: Standings, wish: Wish, cached_tokens: Column, costs: Costs) ->
     for at in range(len(cached_tokens)):
         soonest_s = NEVER
         if fleet.is_behind[at] > 0.0:
-            soonest_s = soonest_beside(fleet, at, wish.num_prompt_tokens, wish, cached_tokens, 0.0)
+            soonest_s = soonest_beside(fleet, at, wish.num_prompt_tokens, wish.itl_s, cached_tokens, 0.0)
         here = standing_at(fleet, at)
         found = cost(here, wish, cached_tokens[at], soonest_s, 0.0)
         costs.prompt[at], costs.joining[at], costs.ttft_s[at] = found.prompt, found.joining, found.ttft_s
@@ -68,7 +68,7 @@ def assess(fleet: Standings, wish: Wish, cached_tokens: Column, costs: Costs) ->
 
 
 def soonest_beside(
-    fleet: Standings, at: int, num_prompt_tokens: float, wish: Wish, cached_tokens: Column, least_cached: float
+    fleet: Standings, at: int, num_prompt_tokens: float, itl_s: float, cached_tokens: Column, least_cached: float
 ) -> float:
     """The earliest first token from the replicas of the same host that are not behind, if each has at least
     ``least_cached`` tokens of the prompt; ``NEVER`` if there is no such replica."""
@@ -76,19 +76,19 @@ def soonest_beside(
     for other in range(len(cached_tokens)):
         if fleet.host[other] == fleet.host[at] and not fleet.is_behind[other] > 0.0:
             cached = max(cached_tokens[other], least_cached)
-            soonest_s = min(soonest_s, predict(standing_at(fleet, other), num_prompt_tokens, wish, cached).ttft_s)
+            soonest_s = min(soonest_s, predict(standing_at(fleet, other), num_prompt_tokens, itl_s, cached).ttft_s)
     return soonest_s
 
 
 def first_token_s(
-    fleet: Standings, at: int, num_prompt_tokens: float, wish: Wish, cached_tokens: Column, least_cached: float
+    fleet: Standings, at: int, num_prompt_tokens: float, itl_s: float, cached_tokens: Column, least_cached: float
 ) -> float:
     """The predicted seconds until the first token at one replica; see ``soonest_beside``."""
     here = standing_at(fleet, at)
-    there = predict(here, num_prompt_tokens, wish, max(cached_tokens[at], least_cached))
+    there = predict(here, num_prompt_tokens, itl_s, max(cached_tokens[at], least_cached))
     if not here.is_behind > 0.0:
         return there.ttft_s
-    soonest_s = soonest_beside(fleet, at, num_prompt_tokens, wish, cached_tokens, least_cached)
+    soonest_s = soonest_beside(fleet, at, num_prompt_tokens, itl_s, cached_tokens, least_cached)
     return not_before(here, there.ttft_s, soonest_s)
 
 
@@ -127,17 +127,17 @@ def best_split(fleet: Standings, wish: Wish, cached_tokens: Column, costs: Costs
     least = max(wish.least_head_tokens, LEAST_HEAD_SHARE * wish.num_prompt_tokens)
     if at == prompt_at or num_more < least or num_cached + 1.0 >= wish.num_prompt_tokens:
         return Way(0, 0, 0, NEVER)
-    head_s = first_token_s(fleet, at, num_cached + 1.0, wish, cached_tokens, 0.0)
+    head_s = first_token_s(fleet, at, num_cached + 1.0, wish.itl_s, cached_tokens, 0.0)
     together = [0.0] * num_replicas
     for other in range(num_replicas):
         soonest_s = NEVER
         if fleet.is_behind[other] > 0.0:
-            soonest_s = soonest_beside(fleet, other, wish.num_prompt_tokens, wish, cached_tokens, num_cached)
+            soonest_s = soonest_beside(fleet, other, wish.num_prompt_tokens, wish.itl_s, cached_tokens, num_cached)
         cached = max(cached_tokens[other], num_cached)
         tail = cost(standing_at(fleet, other), wish, cached, soonest_s, head_s + wish.hand_over_s)
         together[other] = tail.prompt + costs.stream[other]
     stream_at = _least(together, at)
-    delayed_s = predict(standing_at(fleet, at), num_cached + 1.0, wish, num_cached).prompt_s
+    delayed_s = predict(standing_at(fleet, at), num_cached + 1.0, wish.itl_s, num_cached).prompt_s
     return Way(at, stream_at, int(num_cached) + 1, together[stream_at] + fleet.num_rows[at] * delayed_s)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from engine.contract.step_time import calm_room_s
 from router.placement.fleet import Standing
 
 LATE_WEIGHT = 100.0
@@ -106,14 +105,12 @@ class Cost(NamedTuple):
     ttft_s: float
 
 
-def predict(here: Standing, num_prompt_tokens: float, wish: Wish, cached_tokens: float) -> Prediction:
+def predict(here: Standing, num_prompt_tokens: float, itl_s: float, cached_tokens: float) -> Prediction:
     """Predict a request's latencies at one replica, which has ``cached_tokens`` of its prompt.
 
     A prompt waits for the prompts ahead of it. A step with streams takes as many prompt tokens as fit into the promised
-    gap, or fewer while prompts have time. A step without streams takes a whole chunk, and so does every step if nothing
-    is promised.
+    gap. A step without streams takes a whole chunk, and so does every step if nothing is promised.
     """
-    itl_s = wish.itl_s
     step_s = here.base_s + here.row_s * here.num_rows + here.context_token_s * here.num_context_tokens
     slower_s = here.row_s + here.context_token_s * num_prompt_tokens
     num_tokens = max(num_prompt_tokens - cached_tokens, 1.0)  # the last token is always computed
@@ -122,10 +119,7 @@ def predict(here: Standing, num_prompt_tokens: float, wish: Wish, cached_tokens:
     queue_s = _prompt_s(here, num_queued, num_queued * min(num_queued, num_prompt_tokens) / 2.0)
     num_steps = (num_queued + num_prompt_tokens) / CHUNK_TOKENS
     if itl_s < NEVER and here.num_rows > 0.0:
-        room_s = here.aim_share * itl_s - step_s
-        if wish.ttft_s < NEVER:
-            room_s = min(room_s, calm_room_s(queue_s + prompt_s, step_s, itl_s, wish.ttft_s))
-        beside_streams_s = max(room_s, here.least_prompt_share * step_s)
+        beside_streams_s = max(here.aim_share * itl_s - step_s, here.least_prompt_share * step_s)
         num_steps = max((queue_s + prompt_s) / beside_streams_s, num_steps)
     alone_s = step_s + slower_s
     gap_s = alone_s / (1.0 - min(here.prompt_share, MAX_PROMPT_SHARE))
@@ -163,7 +157,7 @@ def not_before(here: Standing, ttft_s: float, soonest_s: float) -> float:
 
 def cost(here: Standing, wish: Wish, cached_tokens: float, soonest_s: float, begins_s: float) -> Cost:
     """The cost of each part of a plan at a replica. The prompt cannot begin before ``begins_s``; see ``not_before``."""
-    seen = predict(here, wish.num_prompt_tokens, wish, cached_tokens)
+    seen = predict(here, wish.num_prompt_tokens, wish.itl_s, cached_tokens)
     is_promised = wish.ttft_s < NEVER or wish.itl_s < NEVER
     own = SLACK_WEIGHT if is_promised else 1.0
     ttft_s = not_before(here, seen.ttft_s, soonest_s) + begins_s

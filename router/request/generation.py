@@ -117,10 +117,18 @@ class Generation:
     def next_run(self, replica_id: str) -> GenerateRequest:
         """The request as it is sent to a replica next. From its second run there on it has an id of its own, such as
         ``cmpl-1~2``: whatever is late of an earlier run, an abort, tokens or its end, then does not concern this one.
+
+        A worker counts the time to the first token from when the request comes to it. So where the request was at
+        another worker before, it is promised what is left of that time.
         """
         self.num_runs[replica_id] += 1
-        number = self.num_runs[replica_id]
-        return self.request if number == 1 else replace(self.request, request_id=f"{self.request_id}~{number}")
+        number, promise, request = self.num_runs[replica_id], self.request.promise, self.request
+        if number > 1:
+            request = replace(request, request_id=f"{self.request_id}~{number}")
+        if self.num_runs.total() > 1 and promise.ttft_ms is not None and not self.output_token_ids:
+            left_ms = max(1e3 * (self.first_due_s - asyncio.get_running_loop().time()), 1.0)
+            request = replace(request, promise=replace(promise, ttft_ms=min(left_ms, promise.ttft_ms)))
+        return request
 
     @property
     def name_in_logs(self) -> str:

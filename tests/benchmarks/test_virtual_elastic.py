@@ -81,7 +81,7 @@ def test_four_workers_compute_steady_long_prompts_in_time() -> None:
 
     runs = [simulate(layout, load, warm_up=warm_up) for load in loads_of(cell, args, capacity, 4)]
 
-    assert mean(figures(run.outcomes, PROMISE).share_good for run in runs) > 94.0, "best fixed layouts have 93"
+    assert mean(figures(run.outcomes, PROMISE).share_good for run in runs) > 93.0, "as much as the best fixed layout"
 
 
 def test_many_workers_divide_the_work_while_bursts_of_prompts_come() -> None:

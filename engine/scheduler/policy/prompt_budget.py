@@ -4,7 +4,9 @@ Free of torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from engine.contract.config import SchedulerConfig
@@ -26,6 +28,9 @@ might never finish. It holds until the engine leans to a role, which has a share
 
 MAX_BASE_SHARE: Final = 0.1
 """Prompts share a step until its fixed cost is only this share of its time; more would gain too little."""
+
+LOOKED_AT: Final = 8
+"""At most so many running prompts, and so many waiting ones, are asked how much time they have."""
 
 REMEMBERED_S: Final = 1.0
 """How long a gap holds after the last request with that promise: where there are streams, more come soon."""
@@ -77,6 +82,7 @@ class PromptBudget:
         self.prompt_share = FIRST_PROMPT_SHARE
         """The least share for prompts of a step's time without them; the role that the engine leans to sets it."""
         self._last_gap_us, self._holds_until_s = NEVER, 0.0
+        self._calm_head, self._calm_s = -1, 0.0
 
     def prepare(self, draft: StepDraft) -> None:
         """Limit the prompt tokens of a step, before it is put together."""
@@ -97,7 +103,10 @@ class PromptBudget:
             return
         gap_us = self._remembered(gap_us)
         if gap_us != NEVER:
-            num_tokens = self._num_tokens(model, decode_s, gap_us / 1e6, head)
+            room_s = self._room_s(model, gap_us / 1e6, decode_s)
+            if num_rows:
+                room_s = min(room_s, self._calm_room_s(model, decode_s, gap_us / 1e6, head, first))
+            num_tokens = model.prompt_tokens_within(room_s, after=head.num_computed)
         elif not num_rows:
             num_tokens = max(self._tokens_beside_none(model, decode_s, head), head.num_left)
         else:
@@ -138,7 +147,9 @@ class PromptBudget:
             num_computed = int(table.num_computed[row])
             num_left = int(table.num_expected[row]) - num_computed
             return Head(num_left, num_computed, table.owner(row), self._num_started(first) + queued)
-        request = self._live_requests.ready.peek() or self._live_requests.waiting.peek()
+        ready, waiting = self._live_requests.ready.peek(), self._live_requests.waiting.peek()
+        has_prompt = ready is not None and (waiting is None or ready.num_tokens - ready.num_computed_tokens > 1)
+        request = ready if has_prompt else waiting
         if request is None:
             return None
         num_computed = request.num_computed_tokens
@@ -150,15 +161,34 @@ class PromptBudget:
         rows = table.order[first:]
         return int((table.num_expected[rows] - table.num_computed[rows]).sum())
 
-    def _num_tokens(self, model: StepTimeModel, decode_s: float, gap_s: float, head: Head) -> float:
-        room_s = self._room_s(model, gap_s, decode_s)
-        left_s = first_token_left_s(head.request, self._clock())
-        if left_s is not None and left_s > 0.0:
-            read = prompt_reads(head.num_left, after=head.num_computed)
-            work_s = model.prompt_token_s * head.num_waiting + model.prompt_read_s * read
-            calm_s = calm_room_s(work_s, decode_s, gap_s, left_s)
-            room_s = min(room_s, max(calm_s, self.prompt_share * decode_s))
-        return model.prompt_tokens_within(room_s, after=head.num_computed)
+    def _calm_room_s(self, model: StepTimeModel, decode_s: float, gap_s: float, head: Head, first: int) -> float:
+        """What prompts may take of a step while they have time, at least what they took before for the same head: so
+        they end when ``calm_room_s`` says; infinity where they have none.
+        """
+        left_s = self._least_left_s(head, first)
+        if left_s is None:
+            return math.inf
+        num_left = max(head.num_left, 1)
+        read = prompt_reads(num_left, after=head.num_computed)
+        work_s = model.prompt_token_s * num_left + model.prompt_read_s * read
+        work_s *= max(head.num_waiting / num_left, 1.0)
+        if head.request.arrival_index != self._calm_head:
+            self._calm_head, self._calm_s = head.request.arrival_index, 0.0
+        self._calm_s = max(self._calm_s, calm_room_s(work_s, decode_s, gap_s, left_s))
+        return max(self._calm_s, self.prompt_share * decode_s)
+
+    def _least_left_s(self, head: Head, first: int) -> float | None:
+        """Seconds until the next promised first token is due; None if the head's is late, or was not promised."""
+        table, now_s = self._table, self._clock()
+        left_s = first_token_left_s(head.request, now_s)
+        if left_s is None or left_s <= 0.0:
+            return None
+        running = (table.owner(row) for row in table.order[first : first + LOOKED_AT].tolist())
+        for other in chain(running, islice(self._live_requests.waiting, LOOKED_AT)):
+            other_s = first_token_left_s(other, now_s)
+            if other_s is not None and 0.0 < other_s < left_s:
+                left_s = other_s
+        return left_s
 
     def _tokens_beside_none(self, model: StepTimeModel, base_s: float, head: Head) -> float:
         if (own_us := head.request.promised_gap) != NEVER:

@@ -9,49 +9,22 @@ from hypothesis import strategies as st
 from decode.role import DECODE
 from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.role import Role
-from engine.contract.step import SchedulerOutput
-from engine.contract.step_time import ERRORS_KEPT_CLEAR, StepTimeModel, calm_room_s
+from engine.contract.step_time import ERRORS_KEPT_CLEAR, StepTimeModel
 from engine.scheduler.policy.prompt_budget import (
     FIRST_PROMPT_SHARE,
     REMEMBERED_S,
 )
 from engine.scheduler.policy.step_time_fit import work_of
 from prefill.role import PREFILL
-from tests.support.scheduler.fixed_step_time import know_step_times
-from tests.support.scheduler.scheduler_requests import make_config, make_request
-from tests.support.scheduler.scheduler_world import SchedulerWorld
-
-MODEL = StepTimeModel(base_s=0.010, row_s=0.001, prompt_token_s=0.001, error=0.0, num_steps=1)
-BLOCK_SIZE = 4
-LONG = 100
-
-
-def make_world(model: StepTimeModel = MODEL, *, budget: int = 64, **options: object) -> SchedulerWorld:
-    """Room for everybody."""
-    world = SchedulerWorld(
-        make_config(seqs=8, budget=budget, **options), num_blocks=400, block_size=BLOCK_SIZE, max_model_len=200
-    )
-    know_step_times(world.scheduler, model)
-    return world
-
-
-def add_decoding(world: SchedulerWorld, name: str, promise: Promise) -> None:
-    """A request past its prompt, with many tokens to come."""
-    world.add(make_request(name, 5, max_tokens=90, ignore_eos=True, promise=promise))
-    world.step()
-
-
-def prompt_tokens(output: SchedulerOutput) -> int:
-    return sum(count for count in output.num_scheduled_tokens.tolist() if count > 1)
-
-
-def run_step(world: SchedulerWorld) -> int:
-    """A step that takes what is predicted; returns its prompt tokens."""
-    output = world.schedule()
-    world.now_s += world.scheduler.step_time.seconds(work_of(world.scheduler._in_flight[-1].batch))
-    while world.in_flight:
-        world.complete_step()
-    return prompt_tokens(output)
+from tests.support.scheduler.promised_gaps import (
+    BLOCK_SIZE,
+    LONG,
+    add_decoding,
+    make_world,
+    prompt_tokens,
+    run_step,
+)
+from tests.support.scheduler.scheduler_requests import make_request
 
 
 @pytest.mark.behaviour("P1")
@@ -62,32 +35,6 @@ def test_p1_a_step_takes_as_many_prompt_tokens_as_keep_it_under_the_gap() -> Non
     world.add(make_request("long", LONG))
 
     assert [run_step(world) for _ in range(5)] == [20] * 5
-
-
-@pytest.mark.behaviour("P1")
-def test_p1_prompts_that_have_time_leave_streams_shorter_gaps() -> None:
-    world = make_world()
-    add_decoding(world, "a", Promise(itl_ms=32.0))
-
-    world.add(make_request("long", LONG, promise=Promise(ttft_ms=2000.0)))
-
-    calm_s = calm_room_s(0.1, 0.011, 0.032, 2.0)
-    assert run_step(world) == int(1e3 * calm_s) == 4
-
-
-@pytest.mark.behaviour("P1")
-@given(num_others=st.integers(0, 6), ttft_ms=st.integers(200, 3000))
-@settings(deadline=None)
-def test_p1_prompts_take_more_the_less_time_is_left_to_them(num_others: int, ttft_ms: int) -> None:
-    world = make_world()
-    add_decoding(world, "a", Promise(itl_ms=31.5))
-    for index in range(1 + num_others):
-        world.add(make_request(str(index), LONG, promise=Promise(ttft_ms=float(ttft_ms))))
-    work_s = 1e-3 * LONG * (1 + num_others)
-    calm_s = calm_room_s(work_s, 0.011, 0.0315, 1e-3 * ttft_ms)
-
-    room_ms = min(max(1e3 * calm_s, BLOCK_SIZE), 20.5)
-    assert -1e-6 <= room_ms - run_step(world) <= 1 + 1e-6
 
 
 @pytest.mark.behaviour("P1")

@@ -55,7 +55,7 @@ WISHES = st.builds(
 def predictions(fleet: Standings, wish: Wish) -> list[Prediction]:
     """Predictions for each replica, for a prompt without cached tokens."""
     replicas = [standing_at(fleet, at) for at in range(len(fleet.host))]
-    return [predict(replica, wish.num_prompt_tokens, wish, 0.0) for replica in replicas]
+    return [predict(replica, wish.num_prompt_tokens, wish.itl_s, 0.0) for replica in replicas]
 
 
 def costs_at(fleet: Standings, wish: Wish) -> list[Cost]:
