@@ -32,6 +32,7 @@ from tests.support.engine.disaggregated import inproc_builder, inproc_pair
 from tests.support.engine.engine_pools import INPROC
 from tests.support.engine.local_client import run_to_end
 from tests.support.engine.requests import greedy_request
+from tests.support.router.router_rig import until
 
 TIMEOUT_S = 120.0
 PROMPT = list(range(3, 40))
@@ -137,6 +138,7 @@ async def test_a_request_to_compute_here_waits_for_the_end_of_the_step(held: Hel
 
     held.runner.let_go()
     assert list((await other).token_ids) == expected_tokens(PROMPT, 4)
+    assert held.runner.began_in == {"busy": 1, "other": 2}
 
 
 async def test_refusals_do_not_wait_for_the_end_of_the_step(held: HeldEngine) -> None:
@@ -152,7 +154,9 @@ async def test_arrivals_stay_behind_a_command_that_waits_for_the_end_of_the_step
     """Otherwise the abort of an earlier run of a request would end the run that came after it."""
     held.engine.abort_nowait(["moved"])
     moved = asyncio.create_task(run_to_end(held.engine, held.hand_over("moved")))
+    await until(lambda: len(held.engine._thread._commands) == 2)
     await held.pass_layers()
+    assert len(held.engine._thread._commands) == 2
     assert held.core.stats().transfer.num_transfers == 0
 
     held.runner.let_go()
