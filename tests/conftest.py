@@ -42,6 +42,16 @@ NEEDS_BROWSER = (
 """Tests that drive Debian's chromium (tests/support/router/browser.py)."""
 
 
+@pytest.hookimpl(trylast=True)  # after the terminal's
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a run in several processes print failures at once."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and config.getoption("dist", "no") != "no":
+        from tests.support.failures_at_once import FailuresAtOnce
+
+        config.pluginmanager.register(FailuresAtOnce(terminal))
+
+
 def pytest_unconfigure() -> None:
     """Remove the tests' own home, and collect garbage once.
 

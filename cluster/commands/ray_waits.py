@@ -89,10 +89,14 @@ def _watched(home: RayHome, period_s: float) -> Iterator[None]:
             return
 
     watcher = threading.Thread(target=watch, name="ray-watch", daemon=True)
-    watcher.start()
     try:
-        yield
+        try:
+            watcher.start()  # the signal may come before this returns
+            yield
+        finally:
+            with lock:
+                is_over.set()
     finally:
-        with lock:
-            is_over.set()
-        watcher.join()
+        is_over.set()  # the signal may have come while the lock was waited for
+        if watcher.is_alive():
+            watcher.join()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from cluster.commands import ray_waits
 from cluster.commands.ray_waits import GONE_SIGNAL, RayEndedError, ending_waits
 from cluster.commands.signals import STOP_SIGNALS, Stopped
 from cluster.deploy.claim import Claim
@@ -120,4 +123,49 @@ def test_handlers_and_errors_are_left_as_they_were() -> None:
         raise ValueError("x")
 
     assert signal.getsignal(signal.SIGINT) is before
-    assert not [thread for thread in threading.enumerate() if thread.name == "ray-watch"]
+    assert not watchers()
+
+
+def watchers() -> list[threading.Thread]:
+    """The threads that would end this process if nobody noticed that Ray is gone."""
+    return [thread for thread in threading.enumerate() if thread.name == "ray-watch"]
+
+
+def test_a_ray_that_is_gone_before_the_wait_begins_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SlowlyStarted(threading.Thread):
+        """A thread that works before the one that starts it goes on, as on a busy machine."""
+
+        def start(self) -> None:
+            super().start()
+            wait()
+
+    home = Home()
+    home.there = False
+    monkeypatch.setattr(threading, "Thread", SlowlyStarted)
+
+    with pytest.raises(RayEndedError), ending_waits(home, period_s=0.01):
+        pytest.fail("the signal came before")
+
+    assert not watchers()
+
+
+def test_a_ray_that_is_gone_when_the_wait_has_just_ended_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    home, is_seen, main_thread_id = Home(), threading.Event(), threading.get_ident()
+    kill = signal.pthread_kill
+
+    def kill_once_the_wait_has_ended(*arguments: Any) -> None:
+        is_seen.set()
+        while sys._current_frames()[main_thread_id].f_code.co_name != ray_waits._watched.__name__:
+            pass
+        kill(*arguments)
+
+    monkeypatch.setattr(signal, "pthread_kill", kill_once_the_wait_has_ended)
+
+    def wait_until_it_is_seen() -> None:
+        home.there = False
+        assert is_seen.wait(WAIT_S)
+
+    with pytest.raises(RayEndedError), ending_waits(home, period_s=0.01):
+        wait_until_it_is_seen()
+
+    assert not watchers()

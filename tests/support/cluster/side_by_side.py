@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
 
 ROOT = Path(__file__).parents[3]
 
@@ -43,6 +47,28 @@ class ClusterScheduling(LoadScopeScheduling):
     xdist's own groups do nothing with pytest 9.2: it writes a test's group into ``Item._nodeid``, which pytest no
     longer reads, so that every test is a group of its own and every process starts every cluster.
     """
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Give the other processes what a process that crashed has not run; the test that it ran has failed.
+
+        xdist 3.8 also gives them what the process had finished. For that they run nothing and so ask for nothing more,
+        and each keeps its last test back until it is told of a next one: the run never ends.
+        """
+        units = self.assigned_work.pop(node)
+        left = [(scope, nodeid) for scope, unit in units.items() for nodeid, is_done in unit.items() if not is_done]
+        if not left:
+            return None
+        for scope, nodeid in left[1:]:
+            self.workqueue.setdefault(scope, {})[nodeid] = False
+        for other in self.nodes:
+            self._reschedule(other)
+        return left[0][1]
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """Give a process files until it has more than its last test, or until there are no more."""
+        super()._reschedule(node)
+        while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            super()._reschedule(node)
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
