@@ -23,7 +23,7 @@ from engine.scheduler.policy.gates import AdmissionGate, PartialPrefills, Prompt
 from engine.scheduler.policy.grammar_gate import GrammarGate
 from engine.scheduler.policy.preemption import ArtificialPreemption, PreemptionPolicy
 from engine.scheduler.policy.prompt_budget import PromptBudget
-from engine.scheduler.policy.step_time_fit import StepTimer
+from engine.scheduler.policy.step_timer import StepTimer
 from engine.scheduler.priority_preemption import PriorityPreemption
 from engine.scheduler.remote.announcer import Announcer
 from engine.scheduler.remote.early_loads import EarlyLoads

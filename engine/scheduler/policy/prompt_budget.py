@@ -13,7 +13,7 @@ from engine.contract.config import SchedulerConfig
 from engine.contract.step_time import StepTimeModel, StepWork, aim_share, calm_room_s, prompt_reads
 from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.policy.lost_promises import LostPromises, Pace, first_token_left_s
-from engine.scheduler.policy.step_time_fit import StepTimer
+from engine.scheduler.policy.step_timer import StepTimer
 from engine.scheduler.remote.loads import RemoteKV
 from engine.scheduler.remote.prefix_search import PrefixSearch
 from engine.scheduler.requests import row_passes

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine.contract.config import QueuePolicy
 from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.step_time import StepTimeModel
-from engine.scheduler.policy.step_time_fit import work_of
+from engine.scheduler.policy.step_timer import work_of
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.request_queue import MAX_DEFERRED_PASSED, DeferringQueue
 from tests.support.scheduler.fixed_step_time import know_step_times

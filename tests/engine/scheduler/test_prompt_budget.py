@@ -14,7 +14,7 @@ from engine.scheduler.policy.prompt_budget import (
     FIRST_PROMPT_SHARE,
     REMEMBERED_S,
 )
-from engine.scheduler.policy.step_time_fit import work_of
+from engine.scheduler.policy.step_timer import work_of
 from prefill.role import PREFILL
 from tests.support.scheduler.promised_gaps import (
     BLOCK_SIZE,

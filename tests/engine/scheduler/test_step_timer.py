@@ -11,14 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.contract.step_time import StepWork
-from engine.scheduler.policy.step_time_fit import (
-    FIRST_PERIOD_S,
-    NOTE_PERIOD_S,
-    STEPS_OF_KIND,
-    StepTimeFit,
-    StepTimer,
-    work_of,
-)
+from engine.scheduler.policy.step_time_fit import STEPS_OF_KIND, StepTimeFit
+from engine.scheduler.policy.step_timer import FIRST_PERIOD_S, NOTE_PERIOD_S, StepTimer, work_of
 from tests.support.scheduler.scheduler_requests import make_config, make_request
 from tests.support.scheduler.scheduler_world import SchedulerWorld, drafts_for_worlds
 

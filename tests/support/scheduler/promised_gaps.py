@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.contract.promise import Promise
 from engine.contract.step import SchedulerOutput
 from engine.contract.step_time import StepTimeModel
-from engine.scheduler.policy.step_time_fit import work_of
+from engine.scheduler.policy.step_timer import work_of
 from tests.support.scheduler.fixed_step_time import know_step_times
 from tests.support.scheduler.scheduler_requests import make_config, make_request
 from tests.support.scheduler.scheduler_world import SchedulerWorld

@@ -1,0 +1,111 @@
+"""Times an engine's steps as they return, for a model of step times to be fitted to them. Free of torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from engine.contract.step_time import StepTimeModel, StepWork
+from engine.scheduler.policy.step_time_fit import STEPS_OF_KIND, FloatArray, StepTimeFit
+from engine.scheduler.requests import row_passes
+from engine.scheduler.step_draft import Batch, StepInFlight
+
+NOTE_PERIOD_S: Final = 0.05
+FIRST_PERIOD_S: Final = 0.001
+"""Of steps shorter than ``NOTE_PERIOD_S``, one per period is learnt from: noting one takes some ten microseconds.
+``FIRST_PERIOD_S`` takes its place for steps with prompts, and for all steps of a new worker.
+"""
+
+
+class StepTimer:
+    """Measures each step's time, and keeps the model that is fitted to them.
+
+    A step that was scheduled while another was in flight begins when that one returns. Of short steps, the first one
+    after each period is noted, not the one that ends the period: that one is more likely to have been delayed.
+    """
+
+    def __init__(self, *, clock: Callable[[], float], fit: StepTimeFit | None = None) -> None:
+        self._clock = clock
+        self._fit = fit or StepTimeFit()
+        self._returned_s = -math.inf
+        self._cores = 1.0
+        self._unnoted_s = FIRST_PERIOD_S
+        self._passed_s = 0.0
+
+    @property
+    def model(self) -> StepTimeModel:
+        """The model of step times, as far as it is known."""
+        return self._fit.model
+
+    @property
+    def model_now(self) -> StepTimeModel:
+        """The same model, for as many cores as the last step had."""
+        return self._fit.model.on(self._cores)
+
+    def now_s(self) -> float:
+        """The time now, to be kept when a step is scheduled."""
+        return self._clock()
+
+    @property
+    def returned_s(self) -> float:
+        """The time at which the last step returned."""
+        return self._returned_s
+
+    def step_returned(self, step: StepInFlight, *, cores: float = 1.0, ends_s: Sequence[float] | None = None) -> float:
+        """Learn from a step on ``cores`` times the worker's own cores; returns the seconds that it took.
+
+        ends_s: when each of several decode steps in one ended; None: nothing is learnt from such steps.
+        """
+        now_s = self._clock()
+        begun_s = max(step.scheduled_s, self._returned_s)
+        seconds = now_s - begun_s
+        self._returned_s, self._cores = now_s, cores
+        if ends_s is not None:
+            self._note_each(step.batch, np.diff(ends_s, prepend=begun_s), cores)
+            return seconds
+        period_s = FIRST_PERIOD_S if self._fit.is_new or step.batch.has_prompts else NOTE_PERIOD_S
+        if self._unnoted_s >= period_s and not step.batch.decodes_often:
+            self._fit.note(work_of(step.batch), seconds, cores=cores, passed_s=self._passed_s + seconds)
+            self._unnoted_s, self._passed_s = 0.0, -seconds
+        self._unnoted_s += seconds
+        self._passed_s += seconds
+        return seconds
+
+    def _note_each(self, batch: Batch, seconds: FloatArray, cores: float) -> None:
+        """Learn from several decode steps in one as if they had returned one by one.
+
+        Each step reads the tokens that the one before it added. A new worker learns from each step that it would note;
+        later it learns only from those that it would keep.
+        """
+        num_rows, context = batch.rows.size, int(batch.ends.sum(dtype=np.int64))
+        ended_s = np.cumsum(seconds)
+        begun_s = ended_s - seconds
+
+        def note(at: int) -> None:
+            work = StepWork(num_rows, context + at * num_rows)
+            passed_s = self._passed_s + float(ended_s[at])
+            self._fit.note(work, float(seconds[at]), cores=cores, passed_s=passed_s)
+            self._unnoted_s, self._passed_s = -float(begun_s[at]), -float(ended_s[at])
+
+        def due(period_s: float) -> int:
+            return int(np.searchsorted(begun_s, period_s - self._unnoted_s))
+
+        while self._fit.is_new and (at := due(FIRST_PERIOD_S)) < len(seconds):
+            note(at)
+        later: list[int] = []
+        at = due(NOTE_PERIOD_S)
+        while at < len(seconds) and not self._fit.is_new:
+            later.append(at)
+            at = int(np.searchsorted(begun_s, begun_s[at] + NOTE_PERIOD_S))
+        for at in later[-STEPS_OF_KIND:]:
+            note(at)
+        self._unnoted_s += float(ended_s[-1])
+        self._passed_s += float(ended_s[-1])
+
+
+def work_of(batch: Batch) -> StepWork:
+    """What a step computes. A row with one known token counts as one that decodes, whatever the token is."""
+    return StepWork(*row_passes.work_of(batch.num_scheduled_tokens, batch.num_samples, batch.ends))
