@@ -31,6 +31,7 @@ from simulation.kv.transfers import VirtualFabric
 from simulation.layout import Layout, Pool
 from simulation.loads import Arrival
 from simulation.machine import Machine
+from simulation.messages import Messages
 from simulation.outcome import Outcome
 from simulation.pool import VirtualPool
 from simulation.step_runner import Host
@@ -165,6 +166,7 @@ class VirtualCluster:
         self._num_hosts, self._num_on_host = 1, 0
         self._host = Host(self._address())
         self.pools = {role: self._pool(role, pool, seed) for role, pool in layout.pools.items()}
+        self._messages = Messages(layout.machine.router, seed=seed)
         self.board = VirtualBoard(layout.num_routers)
         self.routers = [self._router(router_id, layout) for router_id in self.board.router_ids]
         self._router_numbers = itertools.count(layout.num_routers)
@@ -280,7 +282,7 @@ class VirtualCluster:
 
     async def _read(self, generation: Generation, outcome: Outcome) -> Outcome:
         """Record the tokens of one choice as they arrive."""
-        loop, message_s = asyncio.get_running_loop(), self.layout.machine.router.message_s
+        loop, received_s = asyncio.get_running_loop(), outcome.token_times_s
         generation.mailbox.joins_deltas = True
         try:
             while deltas := await generation.take():
@@ -290,7 +292,7 @@ class VirtualCluster:
                     times_s = self.fabric.token_times.take(
                         generation.request_id, num_tokens=num_tokens, now_s=loop.time()
                     )
-                    outcome.token_times_s += [time_s + message_s for time_s in times_s]
+                    received_s += self._messages.arrive(times_s, after_s=received_s[-1] if received_s else 0.0)
         except RouterError as error:
             outcome.error = str(error)
         return outcome

@@ -37,12 +37,14 @@ class RouterModel:
     """The time that a router and its connections to workers add.
 
     accept_s: from the client's request until the router has its tokens. call_s: the time of a call to a worker, and of
-    its answer. message_s: until a step's tokens reach the client.
+    its answer. message_s: until a step's tokens reach the client; message_wait_s: what they wait for a core on their
+    way besides, on average. It is drawn for each message, exponentially distributed.
     """
 
     accept_s: float = 3e-3
     call_s: float = 5e-4
     message_s: float = 1e-3
+    message_wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class Machine:
     step_noise: standard deviation of the logarithm of a step's time divided by the predicted time.
     step_skew: deviations above the median are multiplied by this, those below divided by it, because delays are larger
         than savings (docs/virtual-cluster.md).
+    step_delayed: the share of steps that something delays besides, and ``step_delay`` how much longer they take on
+        average, at least ``LEAST_DELAY`` times what they take otherwise; see ``StepTimeModel``.
     noise_s: longer steps vary less, since delays and savings within them make up for each other: as the mean of as many
         independent parts of this length. 0: all steps vary alike.
     prompt_base_s: what a step without decode rows takes before its first token, if that is not the ``base_s`` of its
@@ -71,6 +75,8 @@ class Machine:
     router: RouterModel = field(default_factory=RouterModel)
     step_noise: float = 0.0
     step_skew: float = 1.0
+    step_delayed: float = 0.0
+    step_delay: float = 0.0
     noise_s: float = 0.0
     prompt_base_s: float | None = None
     loads_within_steps: bool = True

@@ -14,11 +14,14 @@ import numpy.typing as npt
 from engine.contract.executor import LONG_STEP_TOKENS
 from engine.contract.messages import LoadReport
 from engine.contract.step import IntArray, ModelRunnerOutput, SchedulerOutput
-from engine.contract.step_time import StepWork
+from engine.contract.step_time import LEAST_DELAY, StepWork
 from simulation.machine import Machine
 
 NUM_DRAWN = 256
 """How many factors are drawn at a time."""
+
+DELAYS = 1
+"""Delays are drawn apart from all else, so that they change nothing of it."""
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -29,31 +32,40 @@ class StepNoise:
     """Noise factors for step times, with mean 1. Their logarithms are normally distributed with the standard deviation
     ``spread``; positive ones are multiplied by ``skew``, and negative ones divided by it.
 
+    A share ``delayed`` of the factors is larger by ``LEAST_DELAY`` or more, ``delay`` on average, exponentially
+    distributed: what is longer is the rarer.
+
     Each step that was made uses one factor, in order, however many were looked at before.
     """
 
-    def __init__(self, spread: float, *, skew: float = 1.0, seed: int) -> None:
-        self._spread = spread
+    def __init__(
+        self, spread: float, *, skew: float = 1.0, delayed: float = 0.0, delay: float = 0.0, seed: int
+    ) -> None:
+        self._varies = spread > 0.0 or delayed > 0.0
         self._above, self._below = spread * skew, spread / skew
         self._mean = mean_noise(spread, skew)
-        self._source = np.random.default_rng(seed)
+        self._delayed, self._longer = delayed, max(delay - LEAST_DELAY, 0.0)
+        self._source, self._delays = np.random.default_rng(seed), np.random.default_rng((seed, DELAYS))
         self._waiting: FloatArray = np.empty(0)
         self._at = 0
 
     def next(self, num_steps: int) -> FloatArray:
         """The factors for the next ``num_steps`` steps. They stay unused until ``use``."""
-        if not self._spread:
+        if not self._varies:
             return np.ones(num_steps)
         num_lacking = self._at + num_steps - self._waiting.size
         if num_lacking > 0:
             drawn = self._source.standard_normal(max(num_lacking, NUM_DRAWN))
             factors = np.exp(np.where(drawn > 0.0, self._above, self._below) * drawn) / self._mean
+            if self._delayed:
+                share = (1.0 - self._delays.random(drawn.size)) / self._delayed  # uniform up to 1 where delayed
+                factors += np.where(share < 1.0, LEAST_DELAY - self._longer * np.log(share), 0.0)
             self._waiting, self._at = np.concatenate((self._waiting[self._at :], factors)), 0
         return self._waiting[self._at : self._at + num_steps]
 
     def use(self, num_steps: int) -> None:
         """Consume the factors of ``num_steps`` steps that were made."""
-        if self._spread:
+        if self._varies:
             self._at += num_steps
 
 
@@ -247,7 +259,13 @@ class VirtualRunner:
         self._machine = machine
         self._clock = clock
         self._host = host
-        self._noise = StepNoise(machine.step_noise, skew=machine.step_skew, seed=seed)
+        self._noise = StepNoise(
+            machine.step_noise,
+            skew=machine.step_skew,
+            delayed=machine.step_delayed,
+            delay=machine.step_delay,
+            seed=seed,
+        )
         self._seeds = np.zeros(max_num_seqs, dtype=np.int64)
 
     def launch(self, output: SchedulerOutput) -> LaunchedStep:

@@ -355,6 +355,7 @@ class VirtualWorker:
         if core.has_work():
             self._make_step()
             return
+        core.pause()
         self._host.rests(self._cut_step)
         self._tell(NOTHING_NEW, self._load_feed.now(), core.cache_changes())
         idle_s = core.scheduler.idle_timeout_s()
@@ -373,8 +374,7 @@ class VirtualWorker:
         self._host.step_ends()
         if self.is_gone:
             return
-        self._end, step = None, self.runner.under_way
-        result = self.core.end_step()
+        self._end, step, result = None, self.runner.under_way, self.core.end_step()
         if step is not None and len(step.ends_s) > 1:
             for request in result.requests:
                 self._token_times.add(request.request_id, step.ends_s[: step.num_steps])

@@ -81,12 +81,20 @@ def core_speed(cores: float, gain: float) -> float:
     return 1.0 + gain * (cores - 1.0)
 
 
+LEAST_DELAY = 0.5
+"""Steps that take so much longer than predicted, relative to the prediction, are counted as delayed: by other processes
+on the same cores, for example.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeModel:
     """Predicts a step's seconds as a sum over what it computes, each part at its price; prices are never negative.
 
     error: the average error of recent predictions, relative to the longer of the predicted and the actual time. Between
         0 and 1; 0.5 means a factor of 2, too long or too short. 1.0 before any prediction was made.
+    delayed: the share of steps that something delayed: they took more than 1 + ``LEAST_DELAY`` times the prediction.
+    delay: how much longer these took on average, relative to the prediction: 0.8 is 1.8 times as long.
     num_steps: how many steps were seen; 0 means that nothing is known, and every prediction is 0.
     cores: the number of cores that the prices hold for, in multiples of the worker's own: it may borrow idle workers'.
     core_gain: how much more cores speed up what every step does, reading the weights: with 1.0, twice the cores are
@@ -104,6 +112,8 @@ class StepTimeModel:
     prompt_token_s: float = 0.0
     prompt_read_s: float = 0.0
     error: float = 1.0
+    delayed: float = 0.0
+    delay: float = 0.0
     num_steps: int = 0
     cores: float = 1.0
     core_gain: float | None = None

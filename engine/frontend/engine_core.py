@@ -247,8 +247,9 @@ class EngineCore:
             self.num_load_changes += 1
             self.connector.execute(orders)
 
-    def lend_cores(self) -> None:
+    def pause(self) -> None:
         """To be called when there is nothing to compute now, though requests may wait for something."""
+        self.scheduler.rest()
         if self._threads is not None:
             self._threads.rest()
 

@@ -218,7 +218,7 @@ class EngineThread:
             logger.exception("the engine's loop failed")
             self._failure = error
         finally:
-            core.lend_cores()
+            core.pause()
             with self._lock:
                 self._has_ended = True
             self._run_commands(core)
@@ -261,7 +261,7 @@ class EngineThread:
             self._listener.on_step(core, result, load_feed.after_step(), core.cache_changes())
             self._progress.end_turn(is_stuck=core.is_stuck())
             return
-        core.lend_cores()
+        core.pause()
         if not core.has_unfinished():
             core.rest()
         self._listener.on_step(core, NOTHING_NEW, load_feed.now(), core.cache_changes())

@@ -34,6 +34,7 @@ def step_or_wait(core: EngineCore) -> list[TokenDelta]:
     core.collect()
     if core.has_work():
         return core.step().deltas()
+    core.pause()
     if not core.wake.wait(IDLE_WAIT_S):
         raise StalledError(f"no progress for {IDLE_WAIT_S:.0f} s with unfinished requests")
     return []

@@ -240,15 +240,8 @@ class Scheduler:
         self._kv_cache.step_scheduled(output.step_id)
         if self._prompt_delay is not None:
             self._prompt_delay.step_scheduled(output.step_id, has_prompts=batch.has_prompts)
-        self._in_flight.append(
-            StepInFlight(
-                step_id=output.step_id,
-                batch=batch,
-                num_releases=self._table.num_releases,
-                scheduled_s=self._timer.now_s(),
-                is_alone=not self._in_flight,
-            )
-        )
+        start, is_alone = self._timer.step_scheduled(), not self._in_flight
+        self._in_flight.append(StepInFlight(output.step_id, batch, self._table.num_releases, start, is_alone))
 
     def _return_step(self, output: SchedulerOutput, result: ModelRunnerOutput, cores: float) -> StepResult:
         self._is_quiet = False
@@ -294,6 +287,10 @@ class Scheduler:
             return True
         due = self._next_due_s()
         return due is not None and self._clock() >= due
+
+    def rest(self) -> None:
+        """Note that there is nothing to compute now: the next step does not follow at once on the one before."""
+        self._timer.rest()
 
     def is_stuck(self) -> bool:
         """True when requests wait and nothing that could let them start is under way: no step, read, lease or timer.

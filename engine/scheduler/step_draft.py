@@ -54,6 +54,15 @@ class Batch(NamedTuple):
         return self.num_tokens > self.total_samples and self.num_tokens - self.draft_token_ids.size > self.rows.size
 
 
+class StepStart(NamedTuple):
+    """When a step was scheduled, and from when on the engine has worked for it: where it did not rest, since the step
+    before returned.
+    """
+
+    scheduled_s: float
+    since_s: float
+
+
 class StepInFlight(NamedTuple):
     """What ``update`` needs to know of a step as it was when scheduled. ``num_releases`` is the row table's count;
     ``is_alone``: no other step was in flight.
@@ -62,7 +71,7 @@ class StepInFlight(NamedTuple):
     step_id: int
     batch: Batch
     num_releases: int
-    scheduled_s: float
+    start: StepStart
     is_alone: bool
 
 

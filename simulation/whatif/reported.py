@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import Final
 
 from pydantic import BaseModel, Field
 
-from engine.contract.step_time import FIRST_CORE_GAIN, StepTimeModel
+from engine.contract.step_time import FIRST_CORE_GAIN, LEAST_DELAY, StepTimeModel
 from router.pool.replica import KNOWN_PROMPT_TOKENS
 from router.scaling.group import MIN_STREAM_TOKENS
 from simulation.machine import CPU_HOST, GPU, Machine, MachineFileError, RouterModel, TransferModel
@@ -39,6 +40,14 @@ MESSAGE_WAIT: Final = 0.1
 """How much longer calls and messages take than usual where routers wait for the cores on which engines compute, as
 shares of a step without requests. From the waterfalls of hand-overs on two cores.
 """
+
+SKEW_BESIDE_DELAYS: Final = 1.3
+"""How one-sided the noise of steps on a CPU is apart from the delayed ones, as measured on two cores."""
+
+LEAST_USUAL_ERROR: Final = 0.5
+"""The least share of a mean error that delayed steps leave: the mean is of recent steps, and delays of many more."""
+
+NOISE_PASSES: Final = 20
 
 LEAST_SHARE: Final = 0.1
 """Workers that did less of some work than this share of the one that did most do not know its prices: what a prefill
@@ -96,8 +105,8 @@ def reported_calibration(name: str, workers: Sequence[ReportedWorker]) -> Calibr
     num_own_cores = 1 if first.shared_gpu else first.num_threads
     shares = first.borrows_cores and num_on_host > 1 and num_own_cores > 0
     most_cores = first.num_host_cores / num_own_cores if shares else 1.0
-    skew = typical.step_skew
-    noise = own.error / (MEAN_OF_DEVIATION * (skew + 1.0 / skew) / 2.0)
+    skew = min(typical.step_skew, SKEW_BESIDE_DELAYS)
+    noise, delayed = _noise_of(own, skew)
     mean = mean_noise(noise, skew) ** SHARE_UNSEEN
     step_time = _mean_prices(own.on(most_cores), mean)
     slowness = step_time.base_s / own.base_s if own.base_s else 1.0
@@ -110,6 +119,8 @@ def reported_calibration(name: str, workers: Sequence[ReportedWorker]) -> Calibr
         router=_router(typical, step_time),
         step_noise=noise,
         step_skew=skew,
+        step_delayed=delayed,
+        step_delay=own.delay,
         noise_s=step_time.base_s,
         prompt_base_s=slowness * _prompt_base_s(known),
         loads_within_steps=first.device == "cpu",
@@ -130,16 +141,34 @@ def _mean_step_time(workers: Sequence[ReportedWorker]) -> StepTimeModel:
     prompts = _weights([worker.num_prompt_tokens for worker in workers])
     answers = _weights([worker.num_answer_tokens for worker in workers])
     gains = [model.core_gain for model in models if model.core_gain is not None]
+    num_steps = [model.num_steps for model in models]
+    num_delayed = [model.delayed * model.num_steps for model in models]
     return StepTimeModel(
         base_s=fmean([model.base_s for model in models], answers),
         row_s=fmean([model.row_s for model in models], answers),
         context_token_s=fmean([model.context_token_s for model in models], answers),
         prompt_token_s=fmean([model.prompt_token_s for model in models], prompts),
         prompt_read_s=fmean([model.prompt_read_s for model in models], prompts),
-        error=fmean([model.error for model in models], [model.num_steps for model in models]),
-        num_steps=sum(model.num_steps for model in models),
+        error=fmean([model.error for model in models], num_steps),
+        delayed=sum(num_delayed) / sum(num_steps),
+        delay=fmean([model.delay for model in models], num_delayed) if any(num_delayed) else 0.0,
+        num_steps=sum(num_steps),
         core_gain=fmean(gains) if gains else FIRST_CORE_GAIN,
     )
+
+
+def _noise_of(model: StepTimeModel, skew: float) -> tuple[float, float]:
+    """The ``step_noise`` of a worker, and the share of steps that something delays besides. What usual noise makes of
+    long steps depends on it, and what it is depends on how many are left: the two are found in turn.
+    """
+    delayed, noise = model.delayed, 0.0
+    for _ in range(NOISE_PASSES):
+        of_delayed = delayed * model.delay / (1.0 + model.delay)
+        error = max(model.error - of_delayed, LEAST_USUAL_ERROR * model.error) / (1.0 - delayed)
+        noise = error / (MEAN_OF_DEVIATION * (skew + 1.0 / skew) / 2.0)
+        usual = NormalDist(sigma=noise * skew).cdf(-math.log1p(LEAST_DELAY)) if noise else 0.0
+        delayed = max(model.delayed - usual, 0.0)
+    return noise, delayed
 
 
 def _prompt_base_s(workers: Sequence[ReportedWorker]) -> float:
@@ -175,7 +204,8 @@ def _router(typical: Machine, step_time: StepTimeModel) -> RouterModel:
     return RouterModel(
         accept_s=usual.accept_s + (typical.router.accept_s - usual.accept_s) * base_s / typical.step_time.base_s,
         call_s=usual.call_s + CALL_WAIT * base_s,
-        message_s=usual.message_s + MESSAGE_WAIT * base_s,
+        message_s=usual.message_s,
+        message_wait_s=MESSAGE_WAIT * base_s,
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.contract.promise import Promise
-from engine.contract.step_time import StepTimeModel
+from engine.contract.step_time import LEAST_DELAY, StepTimeModel
 from engine.contract.token_ids import TokenIds
 from simulation.cluster import Run, simulate
 from simulation.layout import Layout, apart, elastic, unified
@@ -128,13 +128,24 @@ def test_several_workers_give_about_the_same_figures(layout: Layout, rate: float
 
 @pytest.mark.parametrize("looked_at", [1, 5, 300, 1000])
 def test_noise_is_the_same_however_much_of_it_is_looked_at_before_it_is_used(looked_at: int) -> None:
-    ahead, one_by_one = StepNoise(0.2, seed=3), StepNoise(0.2, seed=3)
+    ahead, one_by_one = (StepNoise(0.2, delayed=0.05, delay=0.8, seed=3) for _ in range(2))
     used: list[float] = []
     while len(used) < 900:
         used.append(float(ahead.next(looked_at)[0]))
         ahead.use(1)
 
     assert used == [_next(one_by_one) for _ in range(900)]
+
+
+def test_some_steps_are_delayed_and_the_others_are_as_without() -> None:
+    num_steps = 50_000
+    usual, delayed = (StepNoise(0.1, delayed=share, delay=0.8, seed=3).next(num_steps) for share in (0.0, 0.03))
+
+    delays = (delayed - usual)[delayed != usual]
+
+    assert len(delays) / num_steps == pytest.approx(0.03, rel=0.1)
+    assert delays.min() >= LEAST_DELAY - 1e-9
+    assert delays.mean() == pytest.approx(0.8, rel=0.05)
 
 
 def _next(noise: StepNoise) -> float:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from engine.contract.step_time import (
     COMPUTE_CORE_GAIN,
     FIRST_CORE_GAIN,
+    LEAST_DELAY,
     UNKNOWN_STEP_TIME,
     StepTimeModel,
     StepWork,
@@ -53,6 +54,12 @@ of the number of steps: few steps fit many prices, and none far from the others 
 """
 
 ERROR_DECAY: Final = 1 / 64
+DELAY_DECAY: Final = 1 / 1024
+MOST_DELAY: Final = 2.0
+"""Averages of errors and delays change by these shares with each step. Delays are rare, so they are remembered longer.
+A longer one counts as ``MOST_DELAY``: such a step rather tells that its work was not known.
+"""
+
 CLOCK_TICK_S: Final = 1e-9
 
 CORE_GAINS: Final = np.linspace(0.025, 1.0, 40)
@@ -87,7 +94,7 @@ class StepTimeFit:
         self._kinds: OrderedDict[Kind, deque[tuple[float, ...]]] = OrderedDict()
         self._num_steps = self._num_prompt_steps = 0
         self._num_predicted = 0
-        self._error = 0.0
+        self._error = self._delayed = self._delay = 0.0
         self._unfitted_s = self._noted_s = self._core_seconds = 0.0
 
     @property
@@ -135,6 +142,12 @@ class StepTimeFit:
         self._num_predicted += 1
         weight = max(ERROR_DECAY, 1 / self._num_predicted)
         self._error += weight * (abs(predicted_s - seconds) / max(predicted_s, seconds) - self._error)
+        num_known = self._num_predicted - EARLY_FIT_STEPS[-1]
+        if num_known > 0:
+            delay = min(seconds / max(predicted_s, CLOCK_TICK_S) - 1.0, MOST_DELAY)
+            is_delayed, weight = delay > LEAST_DELAY, max(DELAY_DECAY, 1 / num_known)
+            self._delayed += weight * (is_delayed - self._delayed)
+            self._delay += weight * (is_delayed * delay - self._delay)
 
     def _fitted(self, cores: float) -> StepTimeModel:
         steps = np.array([step for kept in self._kinds.values() for step in kept])
@@ -153,6 +166,8 @@ class StepTimeFit:
             prompt_token_s=prompt_token_s,
             prompt_read_s=prompt_read_s,
             error=float(self._error) if self._num_predicted else 1.0,
+            delayed=float(self._delayed),
+            delay=float(self._delay / self._delayed) if self._delayed else 0.0,
             num_steps=self._num_steps,
             core_gain=gain,
             most_rows=float(steps[:, 1].max()),

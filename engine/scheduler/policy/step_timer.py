@@ -11,7 +11,7 @@ import numpy as np
 from engine.contract.step_time import StepTimeModel, StepWork
 from engine.scheduler.policy.step_time_fit import STEPS_OF_KIND, FloatArray, StepTimeFit
 from engine.scheduler.requests import row_passes
-from engine.scheduler.step_draft import Batch, StepInFlight
+from engine.scheduler.step_draft import Batch, StepInFlight, StepStart
 
 NOTE_PERIOD_S: Final = 0.05
 FIRST_PERIOD_S: Final = 0.001
@@ -23,14 +23,17 @@ FIRST_PERIOD_S: Final = 0.001
 class StepTimer:
     """Measures each step's time, and keeps the model that is fitted to them.
 
-    A step that was scheduled while another was in flight begins when that one returns. Of short steps, the first one
-    after each period is noted, not the one that ends the period: that one is more likely to have been delayed.
+    A step that was scheduled while another was in flight begins when that one returns. What is learnt of a step that
+    follows on another without a rest is the time from one's return to the other's: that is how long tokens take, with
+    what the engine does between steps. Of short steps, the first one after each period is noted, not the one that ends
+    the period: that one is more likely to have been delayed.
     """
 
     def __init__(self, *, clock: Callable[[], float], fit: StepTimeFit | None = None) -> None:
         self._clock = clock
         self._fit = fit or StepTimeFit()
         self._returned_s = -math.inf
+        self._is_resting = True
         self._cores = 1.0
         self._unnoted_s = FIRST_PERIOD_S
         self._passed_s = 0.0
@@ -45,9 +48,16 @@ class StepTimer:
         """The same model, for as many cores as the last step had."""
         return self._fit.model.on(self._cores)
 
-    def now_s(self) -> float:
-        """The time now, to be kept when a step is scheduled."""
-        return self._clock()
+    def step_scheduled(self) -> StepStart:
+        """When the step that is scheduled now begins."""
+        now_s = self._clock()
+        since_s = now_s if self._is_resting else self._returned_s
+        self._is_resting = False
+        return StepStart(now_s, since_s)
+
+    def rest(self) -> None:
+        """Note that the engine has nothing to compute."""
+        self._is_resting = True
 
     @property
     def returned_s(self) -> float:
@@ -59,19 +69,19 @@ class StepTimer:
 
         ends_s: when each of several decode steps in one ended; None: nothing is learnt from such steps.
         """
-        now_s = self._clock()
-        begun_s = max(step.scheduled_s, self._returned_s)
-        seconds = now_s - begun_s
+        now_s, before_s = self._clock(), self._returned_s
+        begun_s = max(step.start.scheduled_s, before_s)
+        seconds, learnt_s = now_s - begun_s, now_s - max(step.start.since_s, before_s)
         self._returned_s, self._cores = now_s, cores
         if ends_s is not None:
             self._note_each(step.batch, np.diff(ends_s, prepend=begun_s), cores)
             return seconds
         period_s = FIRST_PERIOD_S if self._fit.is_new or step.batch.has_prompts else NOTE_PERIOD_S
         if self._unnoted_s >= period_s and not step.batch.decodes_often:
-            self._fit.note(work_of(step.batch), seconds, cores=cores, passed_s=self._passed_s + seconds)
-            self._unnoted_s, self._passed_s = 0.0, -seconds
-        self._unnoted_s += seconds
-        self._passed_s += seconds
+            self._fit.note(work_of(step.batch), learnt_s, cores=cores, passed_s=self._passed_s + learnt_s)
+            self._unnoted_s, self._passed_s = 0.0, -learnt_s
+        self._unnoted_s += learnt_s
+        self._passed_s += learnt_s
         return seconds
 
     def _note_each(self, batch: Batch, seconds: FloatArray, cores: float) -> None:

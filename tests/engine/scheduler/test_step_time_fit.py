@@ -13,6 +13,7 @@ from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel, StepWork
 from engine.scheduler.policy.step_time_fit import (
     EARLY_FIT_STEPS,
     FIT_PERIOD_S,
+    MOST_DELAY,
     StepTimeFit,
     robust_prices,
 )
@@ -174,6 +175,17 @@ def test_error_is_that_of_predictions_made_before() -> None:
     Machine(noise=0.1, delayed_share=0.0).run(fit, 2000)
 
     assert fit.model.error == pytest.approx(0.08, abs=0.03)
+
+
+@pytest.mark.parametrize("delayed_share", [0.0, 0.05])
+def test_delayed_steps_are_counted_but_not_those_of_a_new_worker(delayed_share: float) -> None:
+    fit = StepTimeFit()
+    Machine(delayed_share=1.0).run(fit, EARLY_FIT_STEPS[-1])
+    Machine(delayed_share=delayed_share, seed=1).run(fit, 3000)
+
+    assert fit.model.delayed == pytest.approx(delayed_share, rel=0.3, abs=0.002)
+    if delayed_share:
+        assert fit.model.delay == pytest.approx(MOST_DELAY, rel=0.15), "most are more than three times as long"
 
 
 def test_error_is_bounded_where_steps_take_much_less_than_was_predicted() -> None:

@@ -60,6 +60,23 @@ def test_steps_are_timed_with_what_they_compute() -> None:
     ]
 
 
+@pytest.mark.parametrize("rests", [True, False])
+def test_what_the_engine_does_between_steps_is_part_of_the_next_one_unless_it_rested(rests: bool) -> None:
+    world = SchedulerWorld(make_config(), num_blocks=32)
+    steps = watched(world)
+    world.add(make_request("a", 6, max_tokens=9))
+
+    for _ in range(3):
+        world.schedule()
+        world.now_s += 0.5
+        world.complete_step()
+        if rests:
+            world.scheduler.rest()
+        world.now_s += 0.25
+
+    assert [seconds for _, seconds in steps] == [0.5, 0.5, 0.5] if rests else [0.5, 0.75, 0.75]
+
+
 def test_step_that_was_scheduled_behind_another_begins_when_that_returns() -> None:
     world = SchedulerWorld(make_config(), num_blocks=32)
     steps = watched(world)
