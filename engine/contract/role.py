@@ -40,8 +40,8 @@ class Role:
     measure: how the load of its workers is measured: pools that follow their load scale by it, and the routing policy
         ``prefix`` weighs it against cached tokens.
     policy: the routing policy for its workers, if the configuration names none.
-    prompt_share: the least time of a step that prompts get, as a share of the step's time without them, whatever
-        latency its streams were promised.
+    prompt_share: the least time of a step that prompts get unless they have time to spare, as a share of the step's
+        time without them, whatever latency its streams were promised.
     is_elastic: its workers take any work.
     """
 

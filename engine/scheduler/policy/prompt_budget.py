@@ -52,8 +52,8 @@ class PromptBudget:
     Gaps count of requests that decode, that are about to, or that did a moment ago. The rules in detail:
 
     - At least one block is computed, and ``prompt_share`` is used, even where decoding alone takes longer than the gap.
-    - While the first prompt has a TTFT promise and all waiting prompts have enough time, steps are shorter: see
-      ``calm_room_s``.
+    - While the first prompt has a TTFT promise and all waiting prompts have enough time, steps are shorter, whatever
+      the engine leans to: see ``calm_room_s``.
     - Where no request decodes, the first prompt is computed whole. Others may join it within its own promised gap or,
       if it has none, until ``MAX_BASE_SHARE`` is reached, so that it does not wait for theirs.
     - There is no limit before steps can be predicted, or where requests decode and none was promised a gap.
@@ -175,7 +175,7 @@ class PromptBudget:
         if head.request.arrival_index != self._calm_head:
             self._calm_head, self._calm_s = head.request.arrival_index, 0.0
         self._calm_s = max(self._calm_s, calm_room_s(work_s, decode_s, gap_s, left_s))
-        return max(self._calm_s, self.prompt_share * decode_s)
+        return self._calm_s
 
     def _least_left_s(self, head: Head, first: int) -> float | None:
         """Seconds until the next promised first token is due; None if the head's is late, or was not promised."""

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from decode.role import DECODE
 from engine.contract.promise import Promise
 from engine.contract.step_time import calm_room_s
 from engine.scheduler.policy.prompt_budget import LOOKED_AT
+from prefill.role import PREFILL
 from tests.support.scheduler.promised_gaps import BLOCK_SIZE, LONG, add_decoding, make_world, run_step
 from tests.support.scheduler.scheduler_requests import make_request
 
@@ -18,9 +20,12 @@ HURRIED = 20
 
 
 @pytest.mark.behaviour("P1")
-def test_p1_prompts_that_have_time_leave_streams_shorter_gaps_to_their_end() -> None:
-    """In steps of one length: if each took less than the one before, the prompt would come late for nothing."""
+@pytest.mark.parametrize("prompt_share", [DECODE.prompt_share, PREFILL.prompt_share])
+def test_p1_prompts_that_have_time_leave_streams_shorter_gaps_to_their_end(prompt_share: float) -> None:
+    """Whatever the engine leans to. In steps of one length: if each took less than the one before, the prompt would
+    come late for nothing."""
     world = make_world()
+    world.scheduler.lean(prompt_share)
     add_decoding(world, "a", Promise(itl_ms=32.0))
 
     world.add(make_request("long", LONG, promise=Promise(ttft_ms=2000.0)))
