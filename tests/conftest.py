@@ -103,12 +103,12 @@ CLUSTER_TEST_TIMEOUT_S = 1800
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give tests of clusters time, and begin with the longest."""
-    from tests.support.cluster.side_by_side import place_in_order
+    from tests.support.cluster.side_by_side import place_in_order, unit_of
 
     for item in items:
         if any(map(item.path.is_relative_to, CLUSTER_FOLDERS)) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(CLUSTER_TEST_TIMEOUT_S))
-    items.sort(key=lambda item: place_in_order(item.path))
+    items.sort(key=lambda item: place_in_order(unit_of(item.nodeid)))
 
 
 def pytest_collection_finish() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cluster.serve.graph import PACKAGES as SERVED
-from tests.support.cluster.side_by_side import LONGEST, SHARED
+from tests.support.cluster.side_by_side import LONGEST, NUM_PARITY_PARTS, PARITY, SHARED
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("cluster", "simulation", "prefill", "decode", "kv_transfer", "router", "engine")
@@ -144,7 +144,8 @@ def test_clusters_are_shared_only_where_one_process_runs_all_tests() -> None:
 
 
 def test_what_is_begun_first_exists() -> None:
-    assert [path for path in LONGEST if not path.exists()] == []
+    assert [unit for unit in LONGEST if not (ROOT / unit.partition(" ")[0]).exists()] == []
+    assert [unit for unit in LONGEST if PARITY in unit] == [f"{PARITY} {part}" for part in range(NUM_PARITY_PARTS)]
 
 
 @pytest.mark.parametrize("package", PACKAGES)

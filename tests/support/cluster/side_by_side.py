@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,33 +17,50 @@ ROOT = Path(__file__).parents[3]
 SHARED = ROOT / "tests" / "e2e" / "shared"
 """Its tests share clusters, which one process starts and stops."""
 
+PARITY = "tests/parity/test_parity.py"
+NUM_PARITY_PARTS = 3
+"""The matrix takes longest of all files, so several processes share its columns."""
+
 LONGEST = (
-    ROOT / "tests" / "faults",
-    ROOT / "tests" / "parity" / "test_parity.py",
-    SHARED,
-    ROOT / "tests" / "engine" / "scheduler" / "test_scheduler_machine.py",
-    ROOT / "tests" / "e2e" / "test_shared_ray.py",
-    ROOT / "tests" / "integration" / "test_same_bits_compiled_or_loaded.py",
-    ROOT / "tests" / "e2e" / "test_commands_on_one_ray.py",
-    ROOT / "tests" / "e2e" / "test_promise_scaling.py",
-    ROOT / "tests" / "e2e" / "test_bad_input.py",
-    ROOT / "tests" / "e2e" / "test_two_routers.py",
-    ROOT / "tests" / "e2e" / "test_scaling.py",
-    ROOT / "tests" / "e2e",
+    "tests/faults/",
+    f"{PARITY} 0",
+    "tests/e2e/shared",
+    f"{PARITY} 1",
+    "tests/engine/scheduler/test_scheduler_machine.py",
+    "tests/e2e/test_shared_ray.py",
+    f"{PARITY} 2",
+    "tests/integration/test_same_bits_compiled_or_loaded.py",
+    "tests/e2e/test_commands_on_one_ray.py",
+    "tests/e2e/test_promise_scaling.py",
+    "tests/e2e/test_bad_input.py",
+    "tests/e2e/test_two_routers.py",
+    "tests/e2e/test_scaling.py",
+    "tests/e2e/",
 )
-"""The files that take longest. They begin first, since a long one that begins last would delay the end. Files with
-clusters, which mostly wait, alternate with files that compute all the time.
+"""The beginnings of the units that take longest. They begin first, since a long one that begins last would delay the
+end. Units with clusters, which mostly wait, alternate with units that compute all the time.
 """
 
 
+def unit_of(nodeid: str) -> str:
+    """What a process runs at once: a file, all files whose tests share clusters, or a part of the parity matrix."""
+    file, _, test = nodeid.partition("::")
+    if (ROOT / file).is_relative_to(SHARED):
+        return str(SHARED.relative_to(ROOT))
+    if file == PARITY:
+        column = test.partition("-")[0]
+        return f"{file} {zlib.crc32(column.encode()) % NUM_PARITY_PARTS}"
+    return file
+
+
 @cache
-def place_in_order(file: Path) -> int:
-    """The position of a file, by which files are sorted; equal ones keep their order."""
-    return next((place for place, path in enumerate(LONGEST) if file.is_relative_to(path)), len(LONGEST))
+def place_in_order(unit: str) -> int:
+    """The position of a unit, by which its tests are sorted; equal ones keep their order."""
+    return next((place for place, beginning in enumerate(LONGEST) if unit.startswith(beginning)), len(LONGEST))
 
 
 class ClusterScheduling(LoadScopeScheduling):
-    """Gives a process all tests of a file at once, and all files whose tests share clusters.
+    """Gives a process all tests of a unit at once.
 
     xdist's own groups do nothing with pytest 9.2: it writes a test's group into ``Item._nodeid``, which pytest no
     longer reads, so that every test is a group of its own and every process starts every cluster.
@@ -65,11 +83,10 @@ class ClusterScheduling(LoadScopeScheduling):
         return left[0][1]
 
     def _reschedule(self, node: WorkerController) -> None:
-        """Give a process files until it has more than its last test, or until there are no more."""
+        """Give a process units until it has more than its last test, or until there are no more."""
         super()._reschedule(node)
         while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
             super()._reschedule(node)
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return str(SHARED) if (ROOT / file).is_relative_to(SHARED) else file
+        return unit_of(nodeid)
