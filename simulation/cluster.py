@@ -166,7 +166,6 @@ class VirtualCluster:
         self._num_hosts, self._num_on_host = 1, 0
         self._host = Host(self._address())
         self.pools = {role: self._pool(role, pool, seed) for role, pool in layout.pools.items()}
-        self._messages = Messages(layout.machine.router, seed=seed)
         self.board = VirtualBoard(layout.num_routers)
         self.routers = [self._router(router_id, layout) for router_id in self.board.router_ids]
         self._router_numbers = itertools.count(layout.num_routers)
@@ -282,7 +281,8 @@ class VirtualCluster:
 
     async def _read(self, generation: Generation, outcome: Outcome) -> Outcome:
         """Record the tokens of one choice as they arrive."""
-        loop, received_s = asyncio.get_running_loop(), outcome.token_times_s
+        loop = asyncio.get_running_loop()
+        messages = Messages(self.layout.machine.router, name=generation.request_id, seed=self._seed)
         generation.mailbox.joins_deltas = True
         try:
             while deltas := await generation.take():
@@ -292,7 +292,7 @@ class VirtualCluster:
                     times_s = self.fabric.token_times.take(
                         generation.request_id, num_tokens=num_tokens, now_s=loop.time()
                     )
-                    received_s += self._messages.arrive(times_s, after_s=received_s[-1] if received_s else 0.0)
+                    outcome.token_times_s += messages.arrive(times_s)
         except RouterError as error:
             outcome.error = str(error)
         return outcome

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from engine.contract.step_time import StepTimeModel, StepWork
+from engine.contract.step_time import LEAST_DELAY, StepTimeModel, StepWork
 
 
 class MachineFileError(ValueError):
@@ -95,6 +95,7 @@ class Machine:
         for name in ("noise_s", "prompt_base_s"):
             if (getattr(self, name) or 0.0) < 0.0:
                 raise MachineFileError(f"{self.name}: {name} must not be below 0, got {getattr(self, name)}")
+        self._check_delays()
         if self.step_skew <= 0.0:
             raise MachineFileError(f"{self.name}: step_skew must be above 0, got {self.step_skew}")
         for model in (self.step_time, self.shared_step_time):
@@ -103,6 +104,14 @@ class Machine:
                     f"{self.name}: its step times were fitted to {model.num_steps} steps, so that nothing would take "
                     "any time; fit them, or say in num_steps how many steps the prices come from"
                 )
+
+    def _check_delays(self) -> None:
+        if not 0.0 <= self.step_delayed < 1.0:
+            raise MachineFileError(f"{self.name}: step_delayed must be from 0 to below 1, got {self.step_delayed}")
+        if self.step_delayed and self.step_delay < LEAST_DELAY:
+            raise MachineFileError(f"{self.name}: step_delay must be at least {LEAST_DELAY}, got {self.step_delay}")
+        if self.router.message_wait_s < 0.0:
+            raise MachineFileError(f"{self.name}: message_wait_s must not be below 0, got {self.router.message_wait_s}")
 
     def step_time_beside(self, num_computing: int) -> StepTimeModel:
         """The prices of a step that begins while ``num_computing`` other workers of the host compute."""

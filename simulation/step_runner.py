@@ -29,8 +29,8 @@ VOCAB_SIZE = 32_000
 
 
 class StepNoise:
-    """Noise factors for step times, with mean 1. Their logarithms are normally distributed with the standard deviation
-    ``spread``; positive ones are multiplied by ``skew``, and negative ones divided by it.
+    """Noise factors for step times, with mean 1 but for delays. Their logarithms are normally distributed with the
+    standard deviation ``spread``; positive ones are multiplied by ``skew``, and negative ones divided by it.
 
     A share ``delayed`` of the factors is larger by ``LEAST_DELAY`` or more, ``delay`` on average, exponentially
     distributed: what is longer is the rarer.

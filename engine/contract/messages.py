@@ -245,6 +245,7 @@ def joined(deltas: Sequence[TokenDelta]) -> TokenDelta:
     )
 
 
+@across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport(Gauges):
     """What a worker reports of itself with every message: gauges of its scheduler, its own state, counters since its

@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from engine.versions import across_versions
+
 
 class StepWork(NamedTuple):
     """What one step computes; a tuple, because one is made in every step.
@@ -68,10 +70,10 @@ def calm_room_s(work_s: float, decode_s: float, gap_s: float, left_s: float) -> 
     more if they would otherwise last longer than ``CALM_TIME_SHARE`` of the time left.
 
     Returns:
-        Infinity where they last longer in any case, or a step without them takes no time.
+        Infinity where they last longer in any case, or a step without them takes no time, or they are not known to.
     """
     spare_s = CALM_TIME_SHARE * left_s - work_s
-    if spare_s <= 0.0 or decode_s <= 0.0:
+    if spare_s <= 0.0 or decode_s <= 0.0 or work_s <= 0.0:
         return math.inf
     return max(math.sqrt(work_s * decode_s * gap_s / left_s), work_s * decode_s / spare_s)
 
@@ -87,14 +89,13 @@ on the same cores, for example.
 """
 
 
+@across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeModel:
     """Predicts a step's seconds as a sum over what it computes, each part at its price; prices are never negative.
 
     error: the average error of recent predictions, relative to the longer of the predicted and the actual time. Between
         0 and 1; 0.5 means a factor of 2, too long or too short. 1.0 before any prediction was made.
-    delayed: the share of steps that something delayed: they took more than 1 + ``LEAST_DELAY`` times the prediction.
-    delay: how much longer these took on average, relative to the prediction: 0.8 is 1.8 times as long.
     num_steps: how many steps were seen; 0 means that nothing is known, and every prediction is 0.
     cores: the number of cores that the prices hold for, in multiples of the worker's own: it may borrow idle workers'.
     core_gain: how much more cores speed up what every step does, reading the weights: with 1.0, twice the cores are
@@ -102,6 +103,8 @@ class StepTimeModel:
         steps with many rows gain more than steps with few.
     most_rows: the most requests that computed a token of their answer in any step that the prices come from. What a row
         adds to steps with many more is a guess.
+    delayed: the share of steps that something delayed: they took more than 1 + ``LEAST_DELAY`` times the prediction.
+    delay: how much longer these took on average, relative to the prediction: 0.8 is 1.8 times as long.
 
     Source of the form: published simulators of serving engines predict a step's time by sums of these terms.
     """
@@ -112,12 +115,12 @@ class StepTimeModel:
     prompt_token_s: float = 0.0
     prompt_read_s: float = 0.0
     error: float = 1.0
-    delayed: float = 0.0
-    delay: float = 0.0
     num_steps: int = 0
     cores: float = 1.0
     core_gain: float | None = None
     most_rows: float = 0.0
+    delayed: float = 0.0
+    delay: float = 0.0
 
     def on(self, cores: float) -> StepTimeModel:
         """The model for steps on ``cores`` times the worker's own cores."""

@@ -22,6 +22,7 @@ def run_requests(core: EngineCore, requests: Iterable[GenerateRequest]) -> Itera
         RequestRefusedError: A request can never be served; those before it stay added.
         StalledError: Nothing happened for ``IDLE_WAIT_S``.
     """
+    core.pause()
     for request in requests:
         core.add_request(request)
     while core.has_unfinished():

@@ -105,7 +105,7 @@ def reported_calibration(name: str, workers: Sequence[ReportedWorker]) -> Calibr
     num_own_cores = 1 if first.shared_gpu else first.num_threads
     shares = first.borrows_cores and num_on_host > 1 and num_own_cores > 0
     most_cores = first.num_host_cores / num_own_cores if shares else 1.0
-    skew = min(typical.step_skew, SKEW_BESIDE_DELAYS)
+    skew = min(typical.step_skew, SKEW_BESIDE_DELAYS) if own.delayed else typical.step_skew
     noise, delayed = _noise_of(own, skew)
     mean = mean_noise(noise, skew) ** SHARE_UNSEEN
     step_time = _mean_prices(own.on(most_cores), mean)

@@ -95,11 +95,12 @@ class CoreNotes:
 
 
 async def test_cores_are_lent_while_an_engine_has_nothing_to_compute() -> None:
-    cores = CoreNotes()
+    cores, timer_rests = CoreNotes(), []
 
     def build() -> EngineCore:
         core = chain_engine()
         core.share_cores(cores)
+        core.scheduler.rest = lambda: timer_rests.append(cores.num_steps)  # type: ignore[method-assign]
         return core
 
     engine = AsyncEngine(build)
@@ -108,6 +109,7 @@ async def test_cores_are_lent_while_an_engine_has_nothing_to_compute() -> None:
     await asyncio.wait_for(cores.rests.wait(), 60)
     assert cores.num_steps == 5
     assert not cores.computes
+    assert timer_rests[-1] == cores.num_steps, "the next step does not follow at once"
     assert engine.load.counters["num_borrowed_steps"] == 2
     await engine.close()
 

@@ -197,6 +197,9 @@ def test_a_machine_is_read_as_it_was_saved(name: str, tmp_path: Path) -> None:
         ('"block_size": 16', '"block_size": "many"', "block_size: Input should be a valid integer"),
         ('"row_s"', '"column_s"', "step_time.column_s is not a key of a machine"),
         ('"num_steps": 1', '"num_steps": 0', "fitted to 0 steps"),
+        ('"step_delayed": 0.0', '"step_delayed": 1.5', "step_delayed must be from 0 to below 1, got 1.5"),
+        ('"step_delayed": 0.0', '"step_delayed": 0.1', "step_delay must be at least 0.5, got 0.0"),
+        ('"message_wait_s": 0.0', '"message_wait_s": -1', "message_wait_s must not be below 0, got -1"),
         ('"name"', "name", "does not describe a machine"),
     ],
 )

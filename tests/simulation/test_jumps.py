@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -15,7 +16,7 @@ from engine.contract.token_ids import TokenIds
 from simulation.cluster import Run, simulate
 from simulation.layout import Layout, apart, elastic, unified
 from simulation.loads import Arrival, LoadSpec, Shape, make_load
-from simulation.machine import CPU_CORE
+from simulation.machine import CPU_CORE, RouterModel
 from simulation.outcome import figures
 from simulation.step_runner import StepNoise
 
@@ -35,6 +36,11 @@ SHARED = replace(
     workers_per_host=2,
     transfer=replace(MACHINE.transfer, latency_s=0.004, spread=0.3),
 )
+DISTURBED: Mapping[str, Any] = {
+    "step_delayed": 0.05,
+    "step_delay": 0.8,
+    "router": RouterModel(message_wait_s=0.003),
+}
 NANOSECOND = 1e-9
 
 
@@ -83,7 +89,7 @@ def test_one_worker_of_a_kind_gives_every_token_at_the_same_time(
     streamed: bool,
     is_shared: bool,
 ) -> None:
-    machine = replace(SHARED if is_shared else MACHINE, num_blocks=num_blocks)
+    machine = replace(SHARED if is_shared else MACHINE, num_blocks=num_blocks, **DISTURBED)
     num_prefill, num_decode = num_workers
     layout = apart(num_prefill, num_decode, machine, chunk=chunk) if num_prefill else unified(1, machine, chunk=chunk)
     layout, load = replace(layout, streamed=streamed), arrivals(requests)

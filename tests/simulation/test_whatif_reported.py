@@ -202,7 +202,7 @@ def test_what_is_usual_on_such_a_device_is_taken_for_what_nobody_reports() -> No
         for device in ("cpu", "cuda")
     )
 
-    assert (on_cpu.transfer, on_cpu.step_skew) == (CPU_HOST.transfer, SKEW_BESIDE_DELAYS)
+    assert (on_cpu.transfer, on_cpu.step_skew) == (CPU_HOST.transfer, CPU_HOST.step_skew)
     assert (on_gpu.transfer, on_gpu.router, on_gpu.step_skew) == (GPU.transfer, GPU.router, GPU.step_skew)
 
 

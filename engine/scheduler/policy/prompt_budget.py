@@ -22,8 +22,8 @@ from engine.scheduler.requests.row_table import NEVER, RowTable
 from engine.scheduler.step_draft import StepDraft
 
 FIRST_PROMPT_SHARE: Final = 0.25
-"""The least time for prompts, as a share of the step's time without them, whatever was promised: otherwise prompts
-might never finish. It holds until the engine leans to a role, which has a share of its own.
+"""The least time for prompts that have none to spare, as a share of the step's time without them, whatever was
+promised: otherwise they might never finish. It holds until the engine leans to a role, which has a share of its own.
 """
 
 MAX_BASE_SHARE: Final = 0.1

@@ -55,10 +55,13 @@ of the number of steps: few steps fit many prices, and none far from the others 
 
 ERROR_DECAY: Final = 1 / 64
 DELAY_DECAY: Final = 1 / 1024
+"""Averages of errors and delays change by these shares with each step. Delays are rare: they are remembered longer."""
+
+UNSEEN_STEPS: Final = 64
+"""As if so many steps without delay had been seen before: a few steps tell little of what is rare."""
+
 MOST_DELAY: Final = 2.0
-"""Averages of errors and delays change by these shares with each step. Delays are rare, so they are remembered longer.
-A longer one counts as ``MOST_DELAY``: such a step rather tells that its work was not known.
-"""
+"""A longer delay counts as this one: such a step rather tells that its work was not known."""
 
 CLOCK_TICK_S: Final = 1e-9
 
@@ -145,7 +148,7 @@ class StepTimeFit:
         num_known = self._num_predicted - EARLY_FIT_STEPS[-1]
         if num_known > 0:
             delay = min(seconds / max(predicted_s, CLOCK_TICK_S) - 1.0, MOST_DELAY)
-            is_delayed, weight = delay > LEAST_DELAY, max(DELAY_DECAY, 1 / num_known)
+            is_delayed, weight = delay > LEAST_DELAY, max(DELAY_DECAY, 1 / (num_known + UNSEEN_STEPS))
             self._delayed += weight * (is_delayed - self._delayed)
             self._delay += weight * (is_delayed * delay - self._delay)
 

@@ -14,6 +14,11 @@ SECONDS = st.floats(1e-3, 3.0)
 
 
 @pytest.mark.behaviour("P1")
+def test_p1_prompts_that_are_not_known_to_take_time_are_not_held_back() -> None:
+    assert calm_room_s(0.0, 0.01, 0.1, 2.0) == math.inf
+
+
+@pytest.mark.behaviour("P1")
 @given(work_s=SECONDS, decode_s=st.floats(1e-3, 0.1), gap_s=st.floats(1e-3, 0.5), left_s=SECONDS, factor=SECONDS)
 def test_p1_prompts_that_have_time_and_streams_wait_as_little_as_both_can(
     work_s: float, decode_s: float, gap_s: float, left_s: float, factor: float

@@ -74,7 +74,27 @@ def test_what_the_engine_does_between_steps_is_part_of_the_next_one_unless_it_re
             world.scheduler.rest()
         world.now_s += 0.25
 
-    assert [seconds for _, seconds in steps] == [0.5, 0.5, 0.5] if rests else [0.5, 0.75, 0.75]
+    assert [seconds for _, seconds in steps] == ([0.5, 0.5, 0.5] if rests else [0.5, 0.75, 0.75])
+
+
+def test_after_a_rest_the_first_of_two_steps_in_flight_begins_when_it_is_scheduled() -> None:
+    world = SchedulerWorld(make_config(), num_blocks=32)
+    steps = watched(world)
+    world.add(make_request("a", 6, max_tokens=9))
+    world.schedule()
+    world.now_s += 0.5
+    world.complete_step()
+    world.scheduler.rest()
+    world.now_s += 100.0
+
+    world.schedule()
+    world.now_s += 1.0
+    world.schedule()
+    for seconds in (2.0, 4.0):
+        world.now_s += seconds
+        world.complete_step()
+
+    assert [seconds for _, seconds in steps] == [0.5, 3.0, 4.0]
 
 
 def test_step_that_was_scheduled_behind_another_begins_when_that_returns() -> None:

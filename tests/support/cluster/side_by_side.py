@@ -83,7 +83,11 @@ class ClusterScheduling(LoadScopeScheduling):
         return left[0][1]
 
     def _reschedule(self, node: WorkerController) -> None:
-        """Give a process units until it has more than its last test, or until there are no more."""
+        """Give a process units until it has more than its last test, or until there are no more. One that has not told
+        what it collected can be given none.
+        """
+        if node not in self.registered_collections:
+            return
         super()._reschedule(node)
         while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
             super()._reschedule(node)
