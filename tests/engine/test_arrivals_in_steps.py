@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -19,9 +18,7 @@ from engine.contract.config import (
     SchedulerConfig,
 )
 from engine.contract.errors import PromptTooLongError
-from engine.contract.executor import StepRunner
 from engine.contract.messages import FinishReason, GenerateRequest
-from engine.contract.step import PendingStep, SchedulerOutput
 from engine.frontend.async_engine import AsyncEngine
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.offline import generate, run_requests
@@ -30,51 +27,12 @@ from tests.support.engine.chain_engine import chain_engine
 from tests.support.engine.chain_runner import expected_tokens
 from tests.support.engine.disaggregated import inproc_builder, inproc_pair
 from tests.support.engine.engine_pools import INPROC
+from tests.support.engine.layered_runner import TIMEOUT_S, LayeredRunner
 from tests.support.engine.local_client import run_to_end
 from tests.support.engine.requests import greedy_request
 from tests.support.router.router_rig import until
 
-TIMEOUT_S = 120.0
 PROMPT = list(range(3, 40))
-
-
-class LayeredRunner:
-    """A runner whose steps have as many layers as it takes: while held, a step begins one layer after another."""
-
-    def __init__(self, inner: StepRunner, between_layers: Callable[[], None]) -> None:
-        self._inner = inner
-        self._between_layers = between_layers
-        self._may_end = threading.Event()
-        self._may_end.set()
-        self._layer = threading.Condition()
-        self._num_layers = 0
-        self.num_steps = 0
-        self.began_in: dict[str, int] = {}
-
-    def hold(self) -> None:
-        """Let the next step not end."""
-        self._may_end.clear()
-
-    def let_go(self) -> None:
-        """Let steps end."""
-        self._may_end.set()
-
-    def pass_layers(self, count: int) -> None:
-        """Return when so many more layers have begun."""
-        with self._layer:
-            target = self._num_layers + count
-            assert self._layer.wait_for(lambda: self._num_layers >= target, TIMEOUT_S), "no step is held"
-
-    def launch(self, output: SchedulerOutput) -> PendingStep:
-        """Begin layers while held, then compute."""
-        while output.has_work and not self._may_end.is_set():
-            self._between_layers()
-            with self._layer:
-                self._num_layers += 1
-                self._layer.notify_all()
-        self.num_steps += output.has_work
-        self.began_in.update((new_row.request_id, self.num_steps) for new_row in output.new_rows)
-        return self._inner.launch(output)
 
 
 class HeldEngine:

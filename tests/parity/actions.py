@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from tests.support.engine.layered_runner import LayeredRunner
 from tests.support.parity.answers import Answer
 from tests.support.parity.feature import COMPLETION, Feature
 from tests.support.parity.halved_prompts import halved_prompts
@@ -53,6 +54,38 @@ async def while_it_is_computed(made: World, feature: Feature) -> Answer:
         await made.waiting_engine("prefill")
         await until(lambda: connector.stats().num_blocks > num_before, timeout_s=60)
     return await answering
+
+
+async def within_a_step(made: World, feature: Feature) -> Answer:
+    """Decode is inside a step of another request when the prompt is handed over, and reads it before the step ends.
+
+    A request whose grammar is still compiled would wait for the next step, so such ones are asked before.
+    """
+    if feature.has_grammar:
+        await made.ask(feature)
+        await made.rest()
+        await made.begin()
+    core = made.engine(made.first("decode"))._thread.core
+    connector = core.connector
+    assert connector is not None
+    core.runner = runner = LayeredRunner(core.runner, core.between_layers)
+    runner.hold()
+    try:
+        other = asyncio.create_task(
+            made.post("/v1/completions", {**COMPLETION, "prompt": [[90] * 40], "max_tokens": 3})
+        )
+        await until(lambda: runner.num_layers > 0, timeout_s=60)
+        num_before = connector.stats().num_transfers
+        answering = asyncio.create_task(made.ask(feature))
+        await until(lambda: connector.stats().num_transfers > num_before, timeout_s=60)
+        assert runner.num_steps == 0, "the step of the other request has not ended"
+    finally:
+        runner.let_go()
+    await other
+    answer = await answering
+    await made.rest()
+    core.runner = runner.inner
+    return answer
 
 
 async def killing_prefill(made: World, feature: Feature) -> Answer:

@@ -29,6 +29,7 @@ from tests.parity.actions import (
     twice,
     while_it_is_computed,
     with_swapped_roles,
+    within_a_step,
 )
 from tests.support.engine.proposers import Remembering
 from tests.support.parity.column import Column
@@ -61,6 +62,13 @@ PATHS = (
         setup=Setup(options=STREAMED, chunk_tokens=CHUNK, steps={"prefill": 2}),
         ask=while_it_is_computed,
         grow=("decode num_streamed_blocks",),
+    ),
+    Column(
+        name="handed over within a step",
+        setup=Setup(),
+        ask=within_a_step,
+        grow=("prefill num_leases_done", "decode num_transfers"),
+        stay=("decode recomputed_tokens",),
     ),
     Column(
         name="steps that run ahead",

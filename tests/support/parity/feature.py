@@ -59,6 +59,11 @@ class Feature:
         return bool(self.fields.get("beam_width") or self.fields.get("use_beam_search"))
 
     @property
+    def has_grammar(self) -> bool:
+        """True if a grammar says which tokens its outputs may have."""
+        return not self.body.keys().isdisjoint(("response_format", "structured_outputs", "tools"))
+
+    @property
     def plain_body(self) -> dict[str, Any]:
         """The body without the feature."""
         return {**(CHAT if self.is_chat else COMPLETION), **self.needs}
