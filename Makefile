@@ -40,13 +40,13 @@ $(STAMP): pyproject.toml
 serve: $(STAMP)
 	@exec $(BIN)/baton serve $(ARGS)
 
-# Four processes, though two cores have enough to do for two: many tests wait. Each takes a file at a time, or all of those
+# Three processes, though two cores have enough to do for two: many tests wait. Each takes a file at a time, or all of those
 # whose tests share clusters. What takes longest begins first, clusters beside what needs none
 # (tests/support/cluster/side_by_side.py). make test TESTS=tests/router: only some of them, one after another.
 TESTS ?=
 test: $(STAMP)
 ifeq ($(TESTS),)
-	@$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 4 --no-loadscope-reorder --dist loadgroup tests
+	@$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 3 --no-loadscope-reorder --dist loadgroup tests
 else
 	$(TEST_ENV) $(BIN)/python -m pytest $(TESTS)
 endif

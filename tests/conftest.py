@@ -195,7 +195,7 @@ def _forget_num_threads() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """When the tests of a folder are done, no variable, thread or file of theirs may meet those of the next one; and no
-    file's tests compute with the threads that those of another one asked for: four processes of two each get nowhere.
+    file's tests compute with the threads that those of another one asked for: three processes of two each get nowhere.
     """
     yield
     if nextitem is not None and nextitem.path != item.path:

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from tests.support.cluster.cluster import ClusterProcess
+from tests.support.cluster.http_completions import queue_of_work
 
 USER: Any = {"role": "user", "content": "Tell me a story about the sea."}
 MORE: Any = {"role": "user", "content": "And then?"}
@@ -60,14 +61,21 @@ def test_responses_say_what_chats_say(client: openai.OpenAI, model: str) -> None
         client.responses.retrieve(first.id)
 
 
-def test_response_is_cancelled_while_it_streams(client: openai.OpenAI, model: str) -> None:
-    options: Any = {"extra_body": {"ignore_eos": True}}
-    stream = client.responses.create(model=model, input="Go on.", max_output_tokens=900, stream=True, **options)
-    first = next(iter(stream))
-    assert first.type == "response.created"
+async def test_response_is_cancelled_while_it_streams(cluster: ClusterProcess, model: str) -> None:
+    options: Any = {"model": model, "input": "Go on.", "stream": True, "extra_body": {"ignore_eos": True}}
+    async with (
+        httpx.AsyncClient(base_url=cluster.url, timeout=60.0, trust_env=False) as others,
+        queue_of_work(others, max_tokens=400),
+        openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, timeout=60.0) as client,
+    ):
+        stream = await client.responses.create(max_output_tokens=900, **options)
+        first = await anext(stream)
+        assert first.type == "response.created"
 
-    assert client.responses.cancel(first.response.id).status == "cancelled"
-    last = [*stream][-1]
+        cancelled = await client.responses.cancel(first.response.id)
+
+        last = [event async for event in stream][-1]
+    assert cancelled.status == "cancelled"
     assert last.type == "response.incomplete"
     assert last.response.status == "cancelled"
 
