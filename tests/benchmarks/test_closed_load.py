@@ -268,7 +268,7 @@ def test_cluster_beside_the_peer_computes_with_two_threads(side: str, decode_thr
 
 def test_servers_stand_still_while_another_has_its_turn() -> None:
     def marked(name: str) -> subprocess.Popen[bytes]:
-        command = ["sh", "-c", "cat & cat; wait"]
+        command = ["sh", "-c", "exec 3<&0; cat <&3 & cat; wait"]  # both read until their input ends
         return subprocess.Popen(command, env={**os.environ, MARK: name}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def states(name: str) -> set[str]:
