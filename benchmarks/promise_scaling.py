@@ -12,7 +12,9 @@ fewest workers that attain the target, or if none does those that attain the mos
 ``--start-up`` seconds to be there, and cost from the order on until they are drained.
 
 Rows: ``attainment/fixed=<n>/<load>`` and ``worker_hours/...``, the same of ``promise``, ``gain/<load>`` and
-``hours_ratio/<load>`` over the best fixed size, and ``changes/<load>``, whose detail has each.
+``hours_ratio/<load>`` over the best fixed size, and ``changes/<load>``, whose detail has each. A load is
+``<course>/seed=<n>``, and ``<course>/all`` is the mean of all draws (``--seeds``), beside the one fixed size that is
+best for all of them.
 """
 
 from __future__ import annotations
@@ -75,9 +77,9 @@ def daily_share(at_s: float, *, low: float, period_s: float, sharpness: float) -
     return low + (1.0 - low) * height**sharpness
 
 
-def thinned(load: Sequence[Arrival], *, low: float, period_s: float, sharpness: float) -> list[Arrival]:
+def thinned(load: Sequence[Arrival], *, low: float, period_s: float, sharpness: float, seed: int = 0) -> list[Arrival]:
     """A random part of the requests, thinned out so that an even load rises and falls over the day."""
-    source = random.Random("thinned")
+    source = random.Random(f"thinned/{seed}")
     return [
         item
         for item in load
@@ -163,7 +165,7 @@ def virtual_measure(load: Sequence[Arrival], args: argparse.Namespace) -> Measur
     return measure
 
 
-def trace_load(args: argparse.Namespace) -> list[Arrival]:
+def trace_load(args: argparse.Namespace, *, seed: int) -> list[Arrival]:
     """The requested part of the trace, without requests that are too large for the machine's workers."""
     source = TraceSource(
         file=args.trace, start_s=args.start_s, seconds=args.seconds, speed=args.speed, scale=args.scale
@@ -173,12 +175,55 @@ def trace_load(args: argparse.Namespace) -> list[Arrival]:
     except LoadError as error:
         raise SystemExit(f"--trace: {error}") from error
     if args.daily:
-        recorded = thinned(recorded, low=args.low, period_s=args.period, sharpness=args.sharpness)
+        recorded = thinned(recorded, low=args.low, period_s=args.period, sharpness=args.sharpness, seed=seed)
     most = args.machine.max_model_len
     kept = [arrival for arrival in recorded if len(arrival.prompt) + arrival.num_output_tokens <= most]
     if len(kept) < len(recorded):
         print(f"{len(recorded) - len(kept)} of {len(recorded)} requests have more than {most} tokens: left out")
     return kept
+
+
+def load_of(args: argparse.Namespace, *, seed: int) -> list[Arrival]:
+    """One random draw of the requested load."""
+    if args.trace is not None:
+        return trace_load(args, seed=seed)
+    return daily_load(
+        args.mix,
+        peak=args.peak,
+        low=args.low,
+        period_s=args.period,
+        seconds=args.seconds,
+        sharpness=args.sharpness,
+        seed=seed,
+    )
+
+
+def course_of(args: argparse.Namespace) -> str:
+    """The name of the requested load, whichever draw of it."""
+    if args.trace is None:
+        return f"daily/{args.mix}"
+    course = "daily/" if args.daily else ""
+    return f"{course}trace/{args.start_s:g}+{args.seconds:g}/speed={args.speed:g}"
+
+
+def over_all_draws(
+    rows: Sequence[Row], course: str, sizes: Sequence[int], *, num_draws: int, target: float
+) -> list[Row]:
+    """The means over all draws of a load, beside the best of the sizes that stay the same whichever draw comes."""
+    values = {row.name: row.value for row in rows}
+
+    def mean(kind: str) -> Result:
+        attained, hours = (
+            [values[f"{what}/{kind}/{course}/seed={seed}"] for seed in range(num_draws)]
+            for what in ("attainment", "worker_hours")
+        )
+        return Result(attainment=sum(attained) / num_draws / 100, worker_hours=sum(hours) / num_draws)
+
+    results: dict[int | None, Result] = {number: mean(f"fixed={number}") for number in sizes}
+    results[None] = mean("promise")
+    print(f"{course}, the mean of {num_draws} draws:", flush=True)
+    compared = compare(f"{course}/all", sizes, lambda number: (results[number], ()), target=target)
+    return [row for row in compared if not row.name.startswith("changes/")]
 
 
 def main() -> None:
@@ -199,7 +244,7 @@ def main() -> None:
         "--sharpness", type=positive, default=1.0, help="sharpness of the peak; higher values make it shorter"
     )
     parser.add_argument("--seconds", type=positive, default=1200.0)
-    parser.add_argument("--seeds", type=count, default=1, help="number of random draws of a generated load")
+    parser.add_argument("--seeds", type=count, default=1, help="number of random draws of the load")
     parser.add_argument(
         "--machine",
         type=machine_named,
@@ -220,25 +265,17 @@ def main() -> None:
     args = parser.parse_args()
     if (args.trace is None) == (args.mix is None):
         parser.error("give exactly one of --trace and --mix")
-    loads: dict[str, list[Arrival]] = {}
-    if args.trace is not None:
-        course = "daily/" if args.daily else ""
-        loads[f"{course}trace/{args.start_s:g}+{args.seconds:g}/speed={args.speed:g}"] = trace_load(args)
-    else:
-        for seed in range(args.seeds):
-            loads[f"daily/{args.mix}/seed={seed}"] = daily_load(
-                args.mix,
-                peak=args.peak,
-                low=args.low,
-                period_s=args.period,
-                seconds=args.seconds,
-                sharpness=args.sharpness,
-                seed=seed,
-            )
+    if args.trace is not None and not args.daily and args.seeds > 1:
+        parser.error("--seeds needs --daily: nothing else is drawn of a trace")
+    course = course_of(args)
     rows: list[Row] = []
-    for name, load in loads.items():
+    for seed in range(args.seeds):
+        load = load_of(args, seed=seed)
+        name = f"{course}/seed={seed}"
         print(f"{name}: {len(load)} requests", flush=True)
         rows += compare(name, args.sizes, virtual_measure(load, args), target=args.target)
+    if args.seeds > 1:
+        rows += over_all_draws(rows, course, args.sizes, num_draws=args.seeds, target=args.target)
     kept = kept_rows(args.json) if args.merge else []
     publish(rows, packages=("numpy",), json_file=args.json, title="pools that follow the promises", kept=kept)
 

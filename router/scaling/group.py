@@ -25,6 +25,10 @@ from router.settings import RouterSettings
 MIN_STREAM_TOKENS = 64
 """A worker that has generated fewer tokens gives no prices of streams."""
 
+MANY_PROMPT_TOKENS = 8192.0
+MANY_STREAM_TOKENS = 1024.0
+"""The prices of a worker that has computed fewer tokens may still be far off, and count less than others'."""
+
 _PROMPT_PRICES = ("prompt_token_s", "prompt_read_s")
 _STREAM_PRICES = ("base_s", "row_s", "context_token_s")
 
@@ -57,14 +61,15 @@ class PoolState:
     def predictor(self, *, prompts: bool, streams: bool) -> Predictor | None:
         """A predictor for workers like these; None until enough is known of the work that they should do."""
         models = [replica for replica in self.replicas if replica.load.step_time.num_steps > 0]
-        with_prompts = [item for item in models if num_prompt_tokens(item.load) >= KNOWN_PROMPT_TOKENS]
-        with_streams = [
-            item for item in models if item.load.counters.get("num_generated_tokens", 0.0) >= MIN_STREAM_TOKENS
-        ]
+        with_prompts = {
+            item: known for item in models if (known := num_prompt_tokens(item.load)) >= KNOWN_PROMPT_TOKENS
+        }
+        with_streams = {item: known for item in models if (known := _num_generated(item)) >= MIN_STREAM_TOKENS}
         if (prompts and not with_prompts) or (streams and not with_streams):
             return None
-        prices = {name: _mean(with_prompts or models, name) for name in _PROMPT_PRICES}
-        prices |= {name: _mean(with_streams or models, name) for name in _STREAM_PRICES}
+        alike = dict.fromkeys(models, 1.0)
+        prices = {name: _mean(with_prompts or alike, name, most=MANY_PROMPT_TOKENS) for name in _PROMPT_PRICES}
+        prices |= {name: _mean(with_streams or alike, name, most=MANY_STREAM_TOKENS) for name in _STREAM_PRICES}
         tokens = [item.load.num_blocks * item.info.block_size for item in models if item.info is not None]
         return Predictor(
             step_time=StepTimeModel(**prices, error=0.0, num_steps=1),
@@ -72,9 +77,16 @@ class PoolState:
         )
 
 
-def _mean(replicas: Sequence[Replica], name: str) -> float:
-    values = [getattr(replica.load.step_time.on(1.0), name) for replica in replicas]
-    return sum(values) / len(values) if values else 0.0
+def _num_generated(replica: Replica) -> float:
+    return replica.load.counters.get("num_generated_tokens", 0.0)
+
+
+def _mean(known: Mapping[Replica, float], name: str, *, most: float) -> float:
+    """A price's mean over workers; each counts as much as it has computed tokens, up to ``most``."""
+    weights = {replica: min(number, most) for replica, number in known.items()}
+    total = sum(weights.values())
+    values = [weight * getattr(item.load.step_time.on(1.0), name) for item, weight in weights.items()]
+    return sum(values) / total if total else 0.0
 
 
 def spare_below(demand: Demand) -> float:

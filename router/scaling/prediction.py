@@ -30,6 +30,7 @@ DEFAULT_ITL_S = 0.1
 
 MAX_KV_USAGE = 0.9
 ROUNDING_S = 1e-9
+LEAST_SPEED = 1e-3
 NUM_DRAWN = 512
 """Number of random arrivals that a size is tested with, besides the recorded ones."""
 
@@ -78,7 +79,10 @@ class Predictor:
             fits = self._fits(most_rows, demand)
             with_gaps = _share_in_time(demand, step_s, model.base_s + token_s) if fits else 0.0
         share = self._stream_share(demand, model.base_s + token_s * max(num_rows, 1.0))
-        kept, possible = self._in_time(demand, seconds, num_workers, speed=1.0 - min(num_rows, 1.0) * share)
+        beside_streams = min(num_rows, 1.0)  # the chance that a worker has streams
+        speed = 1.0 - beside_streams * share
+        best_speed = 1.0 - beside_streams**num_workers * share
+        kept, possible = self._in_time(demand, seconds, num_workers, speed, best_speed)
         return Prediction(
             attainment=kept * with_gaps,
             possible=possible,
@@ -130,11 +134,16 @@ class Predictor:
             with_prompt_s = step_s + self.step_time.prompt_token_s * CHUNK_TOKENS
         return min(step_s / with_prompt_s, 1.0) if with_prompt_s else 1.0
 
-    def _in_time(self, demand: Demand, seconds: Sequence[float], num_workers: int, speed: float) -> tuple[float, float]:
+    def _in_time(
+        self, demand: Demand, seconds: Sequence[float], num_workers: int, speed: float, best_speed: float
+    ) -> tuple[float, float]:
         """The shares of prompts with a first token in time: with ``num_workers``, and with any number of workers.
 
         The prompts are replayed twice: at their recorded times, and at random times with the same rate, because the
         recorded ones may be evenly spaced only by chance. The worse result counts.
+
+        Workers run at a fraction ``speed`` on average, but a prompt for which that is too slow finds one that runs at
+        ``best_speed``.
         """
         if demand.mean_ttft_s == NEVER:
             return 1.0, 1.0
@@ -144,7 +153,7 @@ class Predictor:
         drawn = [(at / rate, *works[int(pick * num_works)]) for at, pick in _DRAWN]
         shares = []
         for arrivals in (recorded, drawn):
-            num_kept = _num_in_time(arrivals, num_workers, max(speed, 1e-3))
+            num_kept = _num_in_time(arrivals, num_workers, max(speed, LEAST_SPEED), max(best_speed, LEAST_SPEED))
             num_possible = sum([alone_s <= bound_s for _, alone_s, bound_s in arrivals])
             shares.append(num_kept / num_possible if num_possible else 1.0)
         possible = sum([alone_s <= bound_s for alone_s, bound_s in works]) / num_works
@@ -173,13 +182,15 @@ def _share_in_time(demand: Demand, step_s: float, alone_s: float) -> float:
     return 1.0 - sum(late)
 
 
-def _num_in_time(arrivals: Sequence[tuple[float, float, float]], num_workers: int, speed: float) -> int:
+def _num_in_time(
+    arrivals: Sequence[tuple[float, float, float]], num_workers: int, speed: float, best_speed: float
+) -> int:
     """How many arrivals (time, work, and bound, in seconds) are done in time by workers that run at a fraction
-    ``speed``."""
+    ``speed`` on average and, where it matters, at ``best_speed``.
+    """
     free_s, num_kept = [0.0] * num_workers, 0
     for at_s, alone_s, bound_s in arrivals:
         began_s = free_s[0] if free_s[0] > at_s else at_s  # a call of max() would take half of the loop's time
-        end_s = began_s + alone_s / speed
-        heapq.heapreplace(free_s, end_s)
-        num_kept += end_s - at_s <= bound_s + ROUNDING_S
+        heapq.heapreplace(free_s, began_s + alone_s / speed)
+        num_kept += began_s + alone_s / best_speed - at_s <= bound_s + ROUNDING_S
     return num_kept

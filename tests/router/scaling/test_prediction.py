@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.contract.step_time import StepTimeModel
 from router.placement.prediction import NEVER
 from router.scaling.demand import Demand, Prompt
-from router.scaling.prediction import Predictor
+from router.scaling.prediction import SAFE, Predictor
 from router.scaling.sizing import fewest_workers, workers_for_streams, workers_to_catch_up
 
 MODEL = StepTimeModel(base_s=0.01, row_s=1e-4, context_token_s=1e-6, prompt_token_s=1e-3, num_steps=100)
@@ -117,6 +117,21 @@ def test_prompts_that_nobody_could_compute_in_time_ask_for_no_workers() -> None:
 
     assert sizing.num_workers == 1
     assert sizing.predicted.possible == 0.0
+
+
+def test_a_prompt_that_barely_could_be_in_time_asks_for_no_pool_without_streams() -> None:
+    """In time on a worker without streams only: there is one, long before the average worker has almost none."""
+    usual = steady(4.0)
+    bound_s = SAFE * TTFT_S
+    num_barely = 0.9995 * (bound_s - MODEL.base_s) / MODEL.prompt_token_s
+    barely = usual.prompts[100]._replace(num_new_tokens=num_barely)
+    demand = usual.only([*usual.prompts[:100], barely, *usual.prompts[101:]])
+
+    needed = fewest_workers(PREDICTOR, demand, target=1.0, least=1, most=32)
+
+    usually = fewest_workers(PREDICTOR, usual, target=1.0, least=1, most=32)
+    assert needed.predicted.attainment == 1.0
+    assert needed.num_workers <= 3 * usually.num_workers
 
 
 def test_gaps_bound_how_many_streams_a_worker_has() -> None:
