@@ -98,7 +98,7 @@ class SchedulerOutput(NamedTuple):
     @property
     def num_tokens(self) -> int:
         """Tokens computed in this step."""
-        return int(self.num_scheduled_tokens.sum())
+        return self.rows.size if self.is_decode else int(self.num_scheduled_tokens.sum())
 
     @property
     def has_work(self) -> bool:

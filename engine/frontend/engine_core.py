@@ -167,7 +167,8 @@ class EngineCore:
         """Run one step. When running ahead, the result is that of the step before."""
         started = self._clock()
         self.collect()
-        self._let_go()
+        if self.scheduler.has_departures:
+            self._let_go()
         has_launched = self._launch() if not self._in_flight or self._may_launch() else False
         is_ahead = has_launched and len(self._in_flight) <= self._num_ahead and not self.scheduler.wants_newest_tokens
         result = self.scheduler.take_finished() if is_ahead else self._next_result()
@@ -183,7 +184,8 @@ class EngineCore:
         """
         self._begun_s = self._clock()
         self.collect()
-        self._let_go()
+        if self.scheduler.has_departures:
+            self._let_go()
         return self._launch()
 
     def end_step(self) -> StepResult:
@@ -203,9 +205,8 @@ class EngineCore:
 
     def _let_go(self) -> None:
         """End requests that were ordered to leave. None can while a step is in flight, so no other step is launched."""
-        if self.scheduler.has_departures:
-            self._launches_nothing = bool(self._in_flight)
-            self.scheduler.let_go()
+        self._launches_nothing = bool(self._in_flight)
+        self.scheduler.let_go()
 
     def _may_launch(self) -> bool:
         return not (self._launches_nothing or self.scheduler.wants_newest_tokens) and self.scheduler.has_work()

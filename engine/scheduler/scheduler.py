@@ -184,10 +184,9 @@ class Scheduler:
             preparation.prepare(draft)
         self._running.run(draft)
         self._admission.run(draft)
-        if self._speculation is not None:
+        if self._speculation is not None and self._speculation.is_needed:
             self._speculation.run(draft)
-        drafts_now = self._speculation is not None and self._speculation.is_needed
-        if self._decode_steps is not None and not self._in_flight and not drafts_now:
+        elif self._decode_steps is not None and not self._in_flight:
             self._decode_steps.run(draft)
         return self._seal(draft)
 
@@ -251,7 +250,7 @@ class Scheduler:
         if self._prompt_delay is not None:
             self._prompt_delay.step_returned(step.step_id)
         seconds = self._timer.step_returned(step, cores=cores, ends_s=result.step_ends_s)
-        if self._speculation is not None:
+        if self._speculation is not None and self._speculation.is_needed:
             self._speculation.step_returned(step, seconds)
         if self._table.unanswered_rows:
             self._note_steps(step.batch, seconds)

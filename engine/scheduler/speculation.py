@@ -47,12 +47,13 @@ class Speculation:
         self._table = table
         self._running = running
         self._may_hold_back = may_hold_back
+        self._serves_all = drafting.serves_all
         self._most_samples = drafting.most_samples(table.max_num_seqs)
 
     @property
     def is_needed(self) -> bool:
         """False while no live request can have drafts."""
-        return self._drafting.serves_all or bool(self._table.predicted_rows)
+        return self._serves_all or bool(self._table.predicted_rows)
 
     @property
     def wants_newest_tokens(self) -> bool:
@@ -62,9 +63,9 @@ class Speculation:
         return self._lengths is None or not self._lengths.is_at_rest(len(self._table))
 
     def run(self, draft: StepDraft) -> None:
-        """Give drafts to the running requests that decode in this step."""
+        """Give drafts to the running requests that decode in this step; to be called only while ``is_needed``."""
         batch, table = draft.running, self._table
-        if batch is None or draft.token_budget <= 0 or not self.is_needed:
+        if batch is None or draft.token_budget <= 0:
             return
         if self._lengths is not None and self._lengths.rests(batch.rows.size):
             return
@@ -109,8 +110,8 @@ class Speculation:
         return room
 
     def step_returned(self, step: StepInFlight, seconds: float) -> None:
-        """Learn from the time of a step that returned."""
-        if self._lengths is not None and step.is_alone and not step.batch.has_prompts and self.is_needed:
+        """Learn from the time of a step that returned; to be called only while ``is_needed``."""
+        if self._lengths is not None and step.is_alone and not step.batch.has_prompts:
             self._lengths.note_step(step.batch.num_tokens, seconds)
 
     def requests_finished(self, request_ids: Sequence[str]) -> None:

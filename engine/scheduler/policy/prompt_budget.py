@@ -86,12 +86,13 @@ class PromptBudget:
 
     def prepare(self, draft: StepDraft) -> None:
         """Limit the prompt tokens of a step, before it is put together."""
-        model, table = self._timer.model_now, self._table
+        table, rows = self._table, self._table.order_int32
+        num_rows, num_context, gap_us, first = row_passes.decoding(table.columns, rows, self._cap)
+        if first == rows.size and len(self._live_requests.live) == table.num_requests:
+            return  # every live request decodes
+        model = self._timer.model_now
         if not model.num_steps:
             return
-        num_rows, num_context, gap_us, first = row_passes.decoding(table.columns, table.order_int32, self._cap)
-        if first == table.order_int32.size and len(self._live_requests.live) == table.num_requests:
-            return  # every live request decodes
         gap_us = min(int(gap_us), self._gap_of_coming())
         decode_s = model.seconds(StepWork(num_rows=num_rows, num_context_tokens=num_context))
         if self._lost_promises.may_be_any:

@@ -94,16 +94,13 @@ class StepTimeFit:
 
     def __init__(self) -> None:
         self.model: StepTimeModel = UNKNOWN_STEP_TIME
+        self.is_new = True
+        """True while few steps were seen, so that each one tells much."""
         self._kinds: OrderedDict[Kind, deque[tuple[float, ...]]] = OrderedDict()
         self._num_steps = self._num_prompt_steps = 0
         self._num_predicted = 0
         self._error = self._delayed = self._delay = 0.0
         self._unfitted_s = self._noted_s = self._core_seconds = 0.0
-
-    @property
-    def is_new(self) -> bool:
-        """True while few steps were seen, so that each one tells much."""
-        return self._num_steps < EARLY_FIT_STEPS[-1]
 
     def note(self, work: StepWork, seconds: float, *, cores: float = 1.0, passed_s: float = 0.0) -> None:
         """Take in the time of a step on ``cores`` times the worker's own cores.
@@ -122,6 +119,7 @@ class StepTimeFit:
         else:
             self._kinds.move_to_end(kind)
         self._num_steps += 1
+        self.is_new = self._num_steps < EARLY_FIT_STEPS[-1]
         steps.append((1.0, *work, seconds, self._num_steps, cores))
         self._unfitted_s += max(passed_s, seconds)
         self._noted_s += seconds

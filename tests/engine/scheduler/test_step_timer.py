@@ -25,14 +25,12 @@ class Noted(StepTimeFit):
         self.num_new = num_new
         self.steps: list[tuple[StepWork, float]] = []
         self.cores: list[float] = []
-
-    @property
-    def is_new(self) -> bool:
-        return len(self.steps) < self.num_new
+        self.is_new = num_new > 0
 
     def note(self, work: StepWork, seconds: float, *, cores: float = 1.0, passed_s: float = 0.0) -> None:
         self.cores.append(cores)
         self.steps.append((work, seconds))
+        self.is_new = len(self.steps) < self.num_new
 
 
 def watched(world: SchedulerWorld, fit: Noted | None = None) -> list[tuple[StepWork, float]]:
