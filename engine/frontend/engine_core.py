@@ -204,7 +204,10 @@ class EngineCore:
         return result
 
     def _let_go(self) -> None:
-        """End requests that were ordered to leave. None can while a step is in flight, so no other step is launched."""
+        """End requests that were ordered to leave; call it only while there are any (``has_departures``).
+
+        None can while a step is in flight, so no other step is launched.
+        """
         self._launches_nothing = bool(self._in_flight)
         self.scheduler.let_go()
 

@@ -31,6 +31,9 @@ DEFAULT_ITL_S = 0.1
 MAX_KV_USAGE = 0.9
 ROUNDING_S = 1e-9
 LEAST_SPEED = 1e-3
+MAX_HASTY = 0.5
+"""Largest share of their time that workers without streams may be busy with prompts that need such a worker."""
+
 NUM_DRAWN = 512
 """Number of random arrivals that a size is tested with, besides the recorded ones."""
 
@@ -61,7 +64,8 @@ class Predictor:
         """How ``num_workers`` would serve all of a load. ``seconds``: the time of each prompt, if computed before.
 
         Streams are spread evenly, and steps with streams take no more prompt tokens than the promised gap allows.
-        Prompts are computed in order of arrival, each by the first worker that is free.
+        Prompts are computed in order of arrival, each by the first worker that is free. Those for which that would be
+        too slow are computed by workers without streams, if few workers could take all streams.
         """
         model, seconds = self.step_time, self.prompt_seconds(demand) if seconds is None else seconds
         prompt_busy = sum(seconds) / demand.window_s * demand.pace / num_workers
@@ -79,10 +83,8 @@ class Predictor:
             fits = self._fits(most_rows, demand)
             with_gaps = _share_in_time(demand, step_s, model.base_s + token_s) if fits else 0.0
         share = self._stream_share(demand, model.base_s + token_s * max(num_rows, 1.0))
-        beside_streams = min(num_rows, 1.0)  # the chance that a worker has streams
-        speed = 1.0 - beside_streams * share
-        best_speed = 1.0 - beside_streams**num_workers * share
-        kept, possible = self._in_time(demand, seconds, num_workers, speed, best_speed)
+        speed = max(1.0 - min(num_rows, 1.0) * share, LEAST_SPEED)
+        kept, possible = self._in_time(demand, seconds, num_workers, speed)
         return Prediction(
             attainment=kept * with_gaps,
             possible=possible,
@@ -100,8 +102,7 @@ class Predictor:
     def prompt_share(self, demand: Demand) -> float:
         """The share of a load's work that goes into prompts."""
         prompts_s = sum(self.prompt_seconds(demand)) / demand.window_s
-        gap_s = demand.tight_gap_s if demand.tight_gap_s < NEVER else DEFAULT_ITL_S
-        streams_s = demand.tokens_per_s * gap_s / self._streams_within(gap_s, demand)
+        streams_s = self._stream_workers(demand)
         total_s = prompts_s + streams_s
         return prompts_s / total_s if total_s else 0.5
 
@@ -134,30 +135,38 @@ class Predictor:
             with_prompt_s = step_s + self.step_time.prompt_token_s * CHUNK_TOKENS
         return min(step_s / with_prompt_s, 1.0) if with_prompt_s else 1.0
 
-    def _in_time(
-        self, demand: Demand, seconds: Sequence[float], num_workers: int, speed: float, best_speed: float
-    ) -> tuple[float, float]:
+    def _in_time(self, demand: Demand, seconds: Sequence[float], num_workers: int, speed: float) -> tuple[float, float]:
         """The shares of prompts with a first token in time: with ``num_workers``, and with any number of workers.
 
         The prompts are replayed twice: at their recorded times, and at random times with the same rate, because the
-        recorded ones may be evenly spaced only by chance. The worse result counts.
-
-        Workers run at a fraction ``speed`` on average, but a prompt for which that is too slow finds one that runs at
-        ``best_speed``.
+        recorded ones may be evenly spaced only by chance. The worse result counts. Workers run at a fraction ``speed``
+        on average.
         """
         if demand.mean_ttft_s == NEVER:
             return 1.0, 1.0
         works = [(alone_s, SAFE * prompt.ttft_s) for prompt, alone_s in zip(demand.prompts, seconds, strict=True)]
         pace, rate, num_works = demand.pace, demand.rate, len(works)
+        hasty_s = sum([alone_s for alone_s, bound_s in works if alone_s <= bound_s < alone_s / speed])
+        num_for_hasty = hasty_s / demand.window_s * pace / MAX_HASTY
+        own_speed = 1.0 if num_for_hasty <= num_workers - self._workers_for_streams(demand) else speed
         recorded = [(prompt.at_s / pace, *work) for prompt, work in zip(demand.prompts, works, strict=True)]
         drawn = [(at / rate, *works[int(pick * num_works)]) for at, pick in _DRAWN]
         shares = []
         for arrivals in (recorded, drawn):
-            num_kept = _num_in_time(arrivals, num_workers, max(speed, LEAST_SPEED), max(best_speed, LEAST_SPEED))
+            num_kept = _num_in_time(arrivals, num_workers, speed, own_speed)
             num_possible = sum([alone_s <= bound_s for _, alone_s, bound_s in arrivals])
             shares.append(num_kept / num_possible if num_possible else 1.0)
         possible = sum([alone_s <= bound_s for alone_s, bound_s in works]) / num_works
         return possible * min(shares), possible
+
+    def _workers_for_streams(self, demand: Demand) -> int:
+        """How few workers could take all streams of a load."""
+        return math.ceil(demand.pace * self._stream_workers(demand))
+
+    def _stream_workers(self, demand: Demand) -> float:
+        """The same at the original pace, not rounded: with steps as long as the promised gap."""
+        gap_s = demand.tight_gap_s if demand.tight_gap_s < NEVER else DEFAULT_ITL_S
+        return demand.tokens_per_s * gap_s / self._streams_within(gap_s, demand)
 
 
 def _draw() -> list[tuple[float, float]]:
@@ -183,14 +192,14 @@ def _share_in_time(demand: Demand, step_s: float, alone_s: float) -> float:
 
 
 def _num_in_time(
-    arrivals: Sequence[tuple[float, float, float]], num_workers: int, speed: float, best_speed: float
+    arrivals: Sequence[tuple[float, float, float]], num_workers: int, speed: float, own_speed: float
 ) -> int:
     """How many arrivals (time, work, and bound, in seconds) are done in time by workers that run at a fraction
-    ``speed`` on average and, where it matters, at ``best_speed``.
+    ``speed``, if each arrival's own work is done at ``own_speed``.
     """
     free_s, num_kept = [0.0] * num_workers, 0
     for at_s, alone_s, bound_s in arrivals:
         began_s = free_s[0] if free_s[0] > at_s else at_s  # a call of max() would take half of the loop's time
         heapq.heapreplace(free_s, began_s + alone_s / speed)
-        num_kept += began_s + alone_s / best_speed - at_s <= bound_s + ROUNDING_S
+        num_kept += began_s + alone_s / own_speed - at_s <= bound_s + ROUNDING_S
     return num_kept

@@ -119,19 +119,28 @@ def test_prompts_that_nobody_could_compute_in_time_ask_for_no_workers() -> None:
     assert sizing.predicted.possible == 0.0
 
 
-def test_a_prompt_that_barely_could_be_in_time_asks_for_no_pool_without_streams() -> None:
-    """In time on a worker without streams only: there is one, long before the average worker has almost none."""
-    usual = steady(4.0)
-    bound_s = SAFE * TTFT_S
-    num_barely = 0.9995 * (bound_s - MODEL.base_s) / MODEL.prompt_token_s
+@pytest.mark.parametrize("tokens", [20.0, 200.0])
+def test_a_prompt_that_barely_could_be_in_time_asks_for_few_more_workers(tokens: float) -> None:
+    """In time on a worker without streams only: there is one, long before workers have almost none on average."""
+    usual = steady(4.0, tokens=tokens)
+    num_barely = 0.9995 * (SAFE * TTFT_S - MODEL.base_s) / MODEL.prompt_token_s
     barely = usual.prompts[100]._replace(num_new_tokens=num_barely)
     demand = usual.only([*usual.prompts[:100], barely, *usual.prompts[101:]])
 
-    needed = fewest_workers(PREDICTOR, demand, target=1.0, least=1, most=32)
+    needed = fewest_workers(PREDICTOR, demand, target=0.998, least=1, most=32)
 
-    usually = fewest_workers(PREDICTOR, usual, target=1.0, least=1, most=32)
-    assert needed.predicted.attainment == 1.0
-    assert needed.num_workers <= 3 * usually.num_workers
+    usually = fewest_workers(PREDICTOR, usual, target=0.998, least=1, most=32)
+    assert needed.predicted.attainment >= 0.998
+    assert needed.num_workers <= usually.num_workers + 3
+
+
+def test_many_prompts_that_barely_could_be_in_time_ask_for_workers_without_streams() -> None:
+    """Beside streams all of them would be late: with one worker for the streams, two for these prompts are too few."""
+    alone_s = 0.8 * SAFE * TTFT_S
+    demand = steady(1.0, tokens=200.0, num_new_tokens=(alone_s - MODEL.base_s) / MODEL.prompt_token_s)
+
+    assert PREDICTOR.predict(demand, 2).attainment < 0.5
+    assert PREDICTOR.predict(demand, 6).attainment > 0.95
 
 
 def test_gaps_bound_how_many_streams_a_worker_has() -> None:
