@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ import os
 from pathlib import Path
 from tests.support.cluster.side_by_side import ClusterScheduling
 from tests.support.failures_at_once import FailuresAtOnce
-from tests.test_crashed_process import wait_until
+from tests.support.waiting import wait_until
 
 HERE = Path(__file__).parent
 FIRST_REPLACEMENT = "gw2"
@@ -41,7 +39,7 @@ TEST_FILE = """
 import os
 from pathlib import Path
 import pytest
-from tests.test_crashed_process import wait_until
+from tests.support.waiting import wait_until
 
 @pytest.mark.parametrize("number", range({count}))
 def test_it(number):
@@ -50,13 +48,6 @@ def test_it(number):
             wait_until(Path(__file__).with_name("a replacement collects").exists)
         os._exit(1)
 """
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    """Used by the tests below in their own run. Gives up after a while, so that no process of it stays behind."""
-    deadline_s = time.monotonic() + 120.0
-    while not is_true():
-        assert time.monotonic() < deadline_s
 
 
 def run_with_crashes(folder: Path, *crashes: tuple[int, int]) -> str:

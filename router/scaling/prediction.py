@@ -31,8 +31,8 @@ DEFAULT_ITL_S = 0.1
 MAX_KV_USAGE = 0.9
 ROUNDING_S = 1e-9
 LEAST_SPEED = 1e-3
-MAX_HASTY = 0.5
-"""Largest share of their time that workers without streams may be busy with prompts that need such a worker."""
+MAX_RESCUES = 0.5
+"""Largest share of their time that workers without streams may spend on prompts that would be late beside streams."""
 
 NUM_DRAWN = 512
 """Number of random arrivals that a size is tested with, besides the recorded ones."""
@@ -64,8 +64,8 @@ class Predictor:
         """How ``num_workers`` would serve all of a load. ``seconds``: the time of each prompt, if computed before.
 
         Streams are spread evenly, and steps with streams take no more prompt tokens than the promised gap allows.
-        Prompts are computed in order of arrival, each by the first worker that is free. Those for which that would be
-        too slow are computed by workers without streams, if few workers could take all streams.
+        Prompts are computed in order of arrival, each by the first worker that is free. Those that would be late
+        beside streams are computed by workers without streams, if fewer workers could take all streams.
         """
         model, seconds = self.step_time, self.prompt_seconds(demand) if seconds is None else seconds
         prompt_busy = sum(seconds) / demand.window_s * demand.pace / num_workers
@@ -146,25 +146,21 @@ class Predictor:
             return 1.0, 1.0
         works = [(alone_s, SAFE * prompt.ttft_s) for prompt, alone_s in zip(demand.prompts, seconds, strict=True)]
         pace, rate, num_works = demand.pace, demand.rate, len(works)
-        hasty_s = sum([alone_s for alone_s, bound_s in works if alone_s <= bound_s < alone_s / speed])
-        num_for_hasty = hasty_s / demand.window_s * pace / MAX_HASTY
-        own_speed = 1.0 if num_for_hasty <= num_workers - self._workers_for_streams(demand) else speed
         recorded = [(prompt.at_s / pace, *work) for prompt, work in zip(demand.prompts, works, strict=True)]
         drawn = [(at / rate, *works[int(pick * num_works)]) for at, pick in _DRAWN]
+        num_without_streams = max(num_workers - math.ceil(pace * self._stream_workers(demand)), 0)
         shares = []
         for arrivals in (recorded, drawn):
-            num_kept = _num_in_time(arrivals, num_workers, speed, own_speed)
+            rescue_s = MAX_RESCUES * num_without_streams * len(arrivals) / rate
+            num_kept = _num_in_time(arrivals, num_workers, speed, rescue_s)
             num_possible = sum([alone_s <= bound_s for _, alone_s, bound_s in arrivals])
             shares.append(num_kept / num_possible if num_possible else 1.0)
         possible = sum([alone_s <= bound_s for alone_s, bound_s in works]) / num_works
         return possible * min(shares), possible
 
-    def _workers_for_streams(self, demand: Demand) -> int:
-        """How few workers could take all streams of a load."""
-        return math.ceil(demand.pace * self._stream_workers(demand))
-
     def _stream_workers(self, demand: Demand) -> float:
-        """The same at the original pace, not rounded: with steps as long as the promised gap."""
+        """How few workers, not rounded, could take all streams at the original pace, in steps as long as the promised
+        gap."""
         gap_s = demand.tight_gap_s if demand.tight_gap_s < NEVER else DEFAULT_ITL_S
         return demand.tokens_per_s * gap_s / self._streams_within(gap_s, demand)
 
@@ -192,14 +188,22 @@ def _share_in_time(demand: Demand, step_s: float, alone_s: float) -> float:
 
 
 def _num_in_time(
-    arrivals: Sequence[tuple[float, float, float]], num_workers: int, speed: float, own_speed: float
+    arrivals: Sequence[tuple[float, float, float]], num_workers: int, speed: float, rescue_s: float
 ) -> int:
     """How many arrivals (time, work, and bound, in seconds) are done in time by workers that run at a fraction
-    ``speed``, if each arrival's own work is done at ``own_speed``.
+    ``speed``, or else at full speed by those without streams, which have ``rescue_s`` for that, the shortest first.
     """
-    free_s, num_kept = [0.0] * num_workers, 0
+    free_s, num_kept, rescued_s = [0.0] * num_workers, 0, []
     for at_s, alone_s, bound_s in arrivals:
         began_s = free_s[0] if free_s[0] > at_s else at_s  # a call of max() would take half of the loop's time
-        heapq.heapreplace(free_s, began_s + alone_s / speed)
-        num_kept += began_s + alone_s / own_speed - at_s <= bound_s + ROUNDING_S
+        end_s = began_s + alone_s / speed
+        heapq.heapreplace(free_s, end_s)
+        late_at_s = at_s + bound_s + ROUNDING_S
+        if end_s <= late_at_s:
+            num_kept += 1
+        elif began_s + alone_s <= late_at_s:
+            rescued_s.append(alone_s)
+    for alone_s in sorted(rescued_s):
+        rescue_s -= alone_s
+        num_kept += rescue_s >= 0.0
     return num_kept

@@ -20,7 +20,7 @@ from engine.contract.promise import Promise
 from router.scaling_rules import PoolBounds, ScalingRules
 from simulation.machine import CPU_CORE
 from tests.support.cluster.cluster import is_ready
-from tests.support.engine.kv_engine import wait_until
+from tests.support.waiting import wait_until
 
 NUM_TOKENS = 3
 

@@ -10,10 +10,10 @@ from engine.contract.config import SchedulerConfig
 from engine.contract.messages import GenerateRequest
 from kv_transfer.fault_options import Fault, FaultOptions
 from tests.support.engine.chain_runner import expected_tokens
-from tests.support.engine.kv_engine import wait_until
 from tests.support.engine.requests import greedy_request
 from tests.support.engine.tiered_engine import BLOCK_BYTES, TieredEngine, tiered_engine
 from tests.support.scheduler.cache_mirror import mirrored
+from tests.support.waiting import wait_until
 
 NUM_TOKENS = 4
 BOTH = ("host", "disk", "inproc")

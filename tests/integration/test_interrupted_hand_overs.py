@@ -21,8 +21,9 @@ from kv_transfer.params import KVTransferParams, PeerIdentity
 from kv_transfer.peer.worker_connector import TransferWorker
 from tests.support.engine.chain_engine import chain_engine
 from tests.support.engine.chain_runner import expected_tokens
-from tests.support.engine.kv_engine import OffsetClock, wait_until
+from tests.support.engine.kv_engine import OffsetClock
 from tests.support.engine.requests import greedy_request
+from tests.support.waiting import wait_until
 
 NUM_TOKENS = 6
 NUM_BLOCKS = 48

@@ -14,9 +14,10 @@ import pytest
 
 from kv_transfer.connector import LeaseEnd
 from kv_transfer.params import PeerIdentity
-from tests.support.engine.kv_engine import KVEngine, wait_until
+from tests.support.engine.kv_engine import KVEngine
 from tests.support.kv.kv_child import ChildProcess
 from tests.support.kv.kv_world import KVWorld
+from tests.support.waiting import wait_until
 
 # 256 blocks of 256 KiB: to copy all of them takes tens of milliseconds.
 LARGE = {"num_blocks": 256, "block_size": 16, "head_dim": 1024}

@@ -13,10 +13,11 @@ import pytest
 from kv_transfer.connector import LeaseEnd, LoadEnded
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from kv_transfer.peer.part_reads import ReaderLimits, split_blocks
-from tests.support.engine.kv_engine import KVEngine, wait_until
+from tests.support.engine.kv_engine import KVEngine
 from tests.support.kv.kv_child import ChildProcess
 from tests.support.kv.kv_world import KVWorld
 from tests.support.kv.ucx import confined_ucx
+from tests.support.waiting import wait_until
 
 # 256 blocks of 256 KiB: a read of all of them is far from over when it was posted over TCP.
 LARGE = {"num_blocks": 256, "block_size": 16, "head_dim": 1024}

@@ -13,10 +13,11 @@ from kv_transfer.connector import LeaseEnd
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from kv_transfer.params import PeerIdentity
 from kv_transfer.peer.part_reads import ReaderLimits
-from tests.support.engine.kv_engine import KVEngine, wait_until
+from tests.support.engine.kv_engine import KVEngine
 from tests.support.kv.kv_child import ChildProcess
 from tests.support.kv.kv_world import KVWorld
 from tests.support.kv.ucx import confined_ucx
+from tests.support.waiting import wait_until
 
 BLOCK_BYTES = 256 << 10
 PART = ReaderLimits(load_timeout_s=0.0, renewal_period_s=0.0).part_bytes // BLOCK_BYTES

@@ -22,9 +22,10 @@ from kv_transfer.peer.lease import LeaseTable
 from kv_transfer.peer.poll_period import LAST_PERIOD_S, PollPeriod
 from kv_transfer.peer.worker_connector import TransferWorker
 from kv_transfer.transport import ReadState
-from tests.support.engine.kv_engine import KVEngineSpec, wait_until
+from tests.support.engine.kv_engine import KVEngineSpec
 from tests.support.kv.kv_child import NobodyToMeet
 from tests.support.kv.scripted_transport import ScriptedRead, ScriptedTransport
+from tests.support.waiting import wait_until
 
 LAYOUT = KVEngineSpec(engine_id="any").layout
 IDENTITY = PeerIdentity(engine_id="ours", incarnation="1")

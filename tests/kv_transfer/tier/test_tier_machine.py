@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from kv_transfer.cache_groups import ABSENT_BLOCK
 from kv_transfer.chain.source import ChainSource
 from kv_transfer.tier.scheduler_connector import TierSchedulerConnector
-from tests.support.engine.kv_engine import wait_until
 from tests.support.kv.kv_world import KVWorld
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -135,7 +135,7 @@ def test_a_prompt_that_barely_could_be_in_time_asks_for_few_more_workers(tokens:
 
 
 def test_many_prompts_that_barely_could_be_in_time_ask_for_workers_without_streams() -> None:
-    """Beside streams all of them would be late: with one worker for the streams, two for these prompts are too few."""
+    """Beside streams all of them would be late. One worker can take all streams, and another one not all prompts."""
     alone_s = 0.8 * SAFE * TTFT_S
     demand = steady(1.0, tokens=200.0, num_new_tokens=(alone_s - MODEL.base_s) / MODEL.prompt_token_s)
 

@@ -29,8 +29,7 @@ from kv_transfer.protocols import RemoteMatch
 from kv_transfer.stats import TransferStats
 from kv_transfer.transfer_options import TransportChoice
 from tests.support.kv.tier_options import tier_options
-
-WAIT_TIMEOUT_S = 120.0
+from tests.support.waiting import WAIT_TIMEOUT_S, wait_until
 
 Blocks = tuple[int, ...] | GroupBlocks
 """Blocks by KV cache group, or of a cache with a single group."""
@@ -374,11 +373,3 @@ class KVEngine:
                 faulthandler.dump_traceback(all_threads=True)
                 raise AssertionError(f"nothing within {WAIT_TIMEOUT_S} s; loads={self.loads} leases={self.leases}")
             self._woken.wait(left_s)
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    """Poll until a condition holds, for states that nothing reports."""
-    deadline_s = time.monotonic() + WAIT_TIMEOUT_S
-    while not is_true():
-        assert time.monotonic() < deadline_s, f"not true within {WAIT_TIMEOUT_S} s"
-        time.sleep(0.001)

@@ -28,8 +28,8 @@ from kv_transfer.tier.storage import TierStorage
 from kv_transfer.tier.worker_connector import TierWorker
 from tests.support.engine.chain_engine import chain_engine
 from tests.support.engine.chain_runner import ChainRunner
-from tests.support.engine.kv_engine import wait_until
 from tests.support.kv.faulty_pair import fast_clock
+from tests.support.waiting import wait_until
 
 BLOCK_SIZE = 4
 BLOCK_BYTES = 8 * BLOCK_SIZE

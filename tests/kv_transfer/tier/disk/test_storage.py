@@ -20,7 +20,8 @@ from kv_transfer.tier.disk.tier import DiskTierOptions, open_disk_storage
 from kv_transfer.tier.host.arena import build_arena
 from kv_transfer.tier.storage import LostSlot
 from kv_transfer.transport import ReadState
-from tests.support.engine.kv_engine import KVEngineSpec, wait_until
+from tests.support.engine.kv_engine import KVEngineSpec
+from tests.support.waiting import wait_until
 
 LAYOUT = KVEngineSpec(engine_id="any").layout
 NUM_BYTES = LAYOUT.block_bytes
