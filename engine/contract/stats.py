@@ -168,9 +168,10 @@ GAUGES: Final[Mapping[str, Measured]] = {item.name: item.metadata["measured"] fo
 class SchedulerStats(Counters, Gauges):
     """A snapshot of the scheduler: its present gauges and its counters. It never changes, unlike ``Counters``."""
 
-    def __init__(self, *, held_blocks_by_group: tuple[int, ...] = (), **values: float) -> None:
-        """Values not given are 0. They are written all at once, since nearly every step makes a snapshot."""
-        vars(self).update(values, held_blocks_by_group=held_blocks_by_group)
+    def __init__(self, counters: Counters | None = None, /, **gauges: float | tuple[int, ...]) -> None:
+        """What is not given is 0, or empty. All is written at once, since nearly every step makes a snapshot."""
+        values = gauges if counters is None else vars(counters) | gauges
+        object.__setattr__(self, "__dict__", values)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")

@@ -138,7 +138,7 @@ class BeamCandidates(NamedTuple):
 
 
 class ModelRunnerOutput(NamedTuple):
-    """The result of one step.
+    """The result of one step; of one that was done when it was launched, also the ``PendingStep``.
 
     A sampled token depends only on its row's seed, its position and the tokens before it. So a row's draft tokens are
     right up to the first one that differs from the token sampled in its place. The row's output is the right drafts and
@@ -169,6 +169,10 @@ class ModelRunnerOutput(NamedTuple):
     step_ends_s: Sequence[float] | None = None
     step_cores: float | None = None
 
+    def result(self) -> ModelRunnerOutput:
+        """See ``PendingStep``."""
+        return self
+
 
 NOTHING_SAMPLED = ModelRunnerOutput(sampled_token_ids=EMPTY_INTS)
 
@@ -178,16 +182,3 @@ class PendingStep(Protocol):
 
     def result(self) -> ModelRunnerOutput:
         """Wait until the step is done; from then on its KV is in the cache, where a peer may read it. Call it once."""
-
-
-class FinishedStep(NamedTuple):
-    """A step that was already done when it was launched. Implements ``PendingStep``."""
-
-    output: ModelRunnerOutput
-
-    def result(self) -> ModelRunnerOutput:
-        """The result of the step."""
-        return self.output
-
-
-NOTHING_PENDING = FinishedStep(NOTHING_SAMPLED)

@@ -225,7 +225,7 @@ class EngineCore:
         if has_work:
             if self._threads is not None:
                 self._counters.num_borrowed_steps += self._threads.begin_step()
-            self._is_long_step = output.num_tokens // output.num_decode_steps >= LONG_STEP_TOKENS
+                self._is_long_step = output.num_tokens // output.num_decode_steps >= LONG_STEP_TOKENS
             pending = self.runner.launch(output)
             cores = 1.0 if self._threads is None else self._threads.step_cores
             self._in_flight.append((output, pending, cores))

@@ -14,8 +14,7 @@ from engine.contract.checkpoint.end_tokens import read_end_tokens
 from engine.contract.config import EngineConfig, ModelConfigSource
 from engine.contract.errors import ConfigError
 from engine.contract.step import (
-    NOTHING_PENDING,
-    FinishedStep,
+    NOTHING_SAMPLED,
     IntArray,
     ModelRunnerOutput,
     PendingStep,
@@ -283,7 +282,7 @@ class ModelRunner:
         on the host (penalties, forbidden phrases) waits for that step, while the device computes this one.
         """
         if output.num_decode_steps > 1:
-            return FinishedStep(run_decode_steps(self.launch, output))
+            return run_decode_steps(self.launch, output)
         if not self._enters_inference_mode:
             return self._launch(output)
         with torch.inference_mode():
@@ -297,9 +296,9 @@ class ModelRunner:
         if output.copy_sources.size:
             ids = (output.copy_sources.astype(np.int64), output.copy_targets.astype(np.int64))
             self.kv_cache.copy(*map(self._upload, ids))
-        if not output.has_work:
+        if not output.rows.size:
             self._batch.apply(output)
-            return NOTHING_PENDING
+            return NOTHING_SAMPLED
         before = self._last_step
         if before is not None and not before.is_settled:
             self._batch.expect(before.rows, before.positions)
@@ -338,7 +337,7 @@ class ModelRunner:
         """Finish a decode step whose tokens are already known on the host."""
         self._batch.learn(inputs.sampled_rows, inputs.sampled_positions, token_ids)
         self._last_step = None
-        return FinishedStep(ModelRunnerOutput(sampled_token_ids=token_ids))
+        return ModelRunnerOutput(sampled_token_ids=token_ids)
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         if self._graphs is not None and (hidden := self._graphs.run(inputs, self._write_unknown)) is not None:
@@ -348,7 +347,8 @@ class ModelRunner:
             input_ids, positions = inputs.on_host
         else:
             input_ids, positions = self._upload(inputs.input_ids), self._upload(inputs.positions)
-        self._write_unknown(inputs, input_ids)
+        if inputs.unknown is not None:
+            self._write_unknown(inputs, input_ids)
         return self._model.forward(
             input_ids, StepContext(positions=positions, plans=plans, between_layers=self.between_layers)
         )

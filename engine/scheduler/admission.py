@@ -83,7 +83,7 @@ class Admission:
 
     def run(self, draft: StepDraft) -> None:
         """Add the requests that start to the step. Loaded ones come first: they hold their blocks already."""
-        if len(self._live_requests.live) == self._table.num_requests and not len(self._early):
+        if len(self._live_requests.live) == self._table.num_requests and not self._early.by_request:
             return  # every live request runs
         self._ask_again()
         if draft.favoured is not None:
@@ -92,7 +92,7 @@ class Admission:
         if not draft.is_blocked and (draft.token_budget > 0 or self._remote.can_load):
             admit = self._admit_hand_over if draft.is_under_way else self._admit
             self._serve(self._live_requests.waiting, admit, draft)
-            if len(self._early) and not self._live_requests.num_startable:
+            if self._early.by_request and not self._live_requests.num_startable:
                 self._begin_early()
 
     def _let_in_first(self, request: Request, draft: StepDraft) -> None:

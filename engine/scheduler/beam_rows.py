@@ -151,14 +151,12 @@ class BeamRows:
     # ---- what the runner is told
 
     def tell(self, draft: StepDraft, reports: Reports) -> Reports:
-        """Tell the runner of the beams that were laid out and still have their rows.
+        """Tell the runner of the beams that were laid out (``draft.forked``) and still have their rows.
 
         Returns:
             The reports, with the rows to release before the step. Rows that go on are released and set anew. Rows that
             lost their request before the runner knew of them are left out.
         """
-        if not draft.forked:
-            return reports
         released = reports.released_rows.tolist()
         for forked in draft.forked:
             if self._table.epoch[forked.row] != forked.epoch:

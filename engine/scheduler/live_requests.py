@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.contract.config import QueuePolicy
 from engine.contract.messages import BeamResult, FinishReason, RequestError, TokenDelta
+from engine.contract.promise import NO_PROMISE
 from engine.contract.stats import Counters
 from engine.contract.step import EMPTY_INTS, IntArray
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
@@ -57,10 +58,12 @@ class LiveRequests:
         self.waiting = DeferringQueue(policy)
         self.ready: RequestQueue = make_queue(policy)
         self.undecided: RequestQueue = make_queue("fcfs")
-        self.compiling: RequestQueue = make_queue("fcfs")
+        self.compiling: dict[str, Request] = {}
         self.on_compiling_left: Callable[[Request], None] = lambda _: None
         """Called when a request ends whose grammar is being compiled."""
         self.queued_prefill_tokens = 0
+        self.num_promised = 0
+        """Live requests that were promised a TTFT, or a gap between tokens."""
         self._table = table
         self._kv_cache = kv_cache
         self._remote = remote
@@ -89,19 +92,23 @@ class LiveRequests:
 
     def add(self, request: Request) -> None:
         """Take in a new request."""
-        self.live[request.request_id] = request
+        self._enter(request)
         self.waiting.push(request)
         self.queued_prefill_tokens += request.num_tokens
 
     def add_compiling(self, request: Request) -> None:
         """Take in a new request whose grammar is being compiled; until that is done, it is in no queue."""
-        self.live[request.request_id] = request
-        self.compiling.push(request)
+        self._enter(request)
+        self.compiling[request.request_id] = request
         self.queued_prefill_tokens += request.num_tokens
+
+    def _enter(self, request: Request) -> None:
+        self.live[request.request_id] = request
+        self.num_promised += request.message.promise != NO_PROMISE
 
     def end_compiling(self, request: Request) -> None:
         """Queue a request whose grammar is compiled."""
-        self.compiling.remove(request)
+        del self.compiling[request.request_id]
         self.waiting.push(request)
 
     def leave_waiting(self, request: Request) -> None:
@@ -197,7 +204,7 @@ class LiveRequests:
 
     def take_reports(self) -> Reports:
         """What the runner has not been told yet; each report is returned once."""
-        if not self.has_reports:
+        if not (self._released_rows or self._finished_ids):  # as in most steps
             return NOTHING_TO_REPORT
         reports = Reports(np.array(self._released_rows, np.int32), tuple(self._finished_ids))
         self._released_rows, self._finished_ids = [], []
@@ -213,6 +220,7 @@ class LiveRequests:
         self._remote.release(request)
         request.state = RequestState.FINISHED
         del self.live[request.request_id]
+        self.num_promised -= request.message.promise != NO_PROMISE
         self._finished_ids.append(request.request_id)
         self._counters.num_finished += 1
         return tables
@@ -237,8 +245,8 @@ class LiveRequests:
         elif request in self.undecided:
             self.undecided.remove(request)
             self.queued_prefill_tokens -= request.num_tokens
-        elif request in self.compiling:
-            self.compiling.remove(request)
+        elif request.request_id in self.compiling:
+            del self.compiling[request.request_id]
             self.queued_prefill_tokens -= request.num_tokens
             self.on_compiling_left(request)
         else:

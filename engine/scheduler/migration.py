@@ -29,14 +29,15 @@ class Migration:
         self._live_requests = live_requests
         self._remote = remote
         self._counters = counters
-        self._ordered: list[Request] = []
+        self.ordered: list[Request] = []
+        """Requests that leave as soon as they can. To be read only."""
 
     def order(self, request_ids: Iterable[str], *, only_waiting: bool = False) -> None:
         """Have requests leave as soon as they can. With ``only_waiting`` the waiting ones leave now, and no others do.
 
         Ids of requests that are not here are counted and ignored.
         """
-        self._ordered = [request for request in self._ordered if not request.is_finished]
+        self.ordered = [request for request in self.ordered if not request.is_finished]
         for request_id in request_ids:
             request = self._live_requests.live.get(request_id)
             if request is None:
@@ -44,13 +45,13 @@ class Migration:
             elif only_waiting:
                 if request.state is RequestState.WAITING:
                     self._let_go((request,))
-            elif not request.message.hand_over and request not in self._ordered:
-                self._ordered.append(request)
+            elif not request.message.hand_over and request not in self.ordered:
+                self.ordered.append(request)
 
     @property
     def is_due(self) -> bool:
         """True when a request that was ordered to leave can go once no step is in flight."""
-        return bool(self._ordered) and any(map(_can_go, self._ordered))
+        return any(map(_can_go, self.ordered))
 
     def run_ordered(self) -> int:
         """End the ordered requests that can go now. Call it between steps, when none is in flight.
@@ -58,8 +59,8 @@ class Migration:
         Returns:
             How many requests left.
         """
-        ordered = self._ordered
-        self._ordered = [request for request in ordered if not (_can_go(request) or request.is_finished)]
+        ordered = self.ordered
+        self.ordered = [request for request in ordered if not (_can_go(request) or request.is_finished)]
         return self._let_go([request for request in ordered if _can_go(request)])
 
     def run(self) -> int:

@@ -44,13 +44,12 @@ class RunningPass:
     def run(self, draft: StepDraft) -> None:
         """Add the running requests to the step."""
         stalled: set[int] = set()
-        while len(self._table):
-            order = self._table.order_int32
+        while (order := self._table.order_int32).size:
             lines = np.empty((row_passes.NUM_LINES, order.size), np.int32)
             num_lacking, num_rows, num_tokens, num_samples = row_passes.advance(
                 self._table.columns,
                 order,
-                self._shares(draft),
+                row_passes.NO_SHARES if self._partial_prefills is None else self._shares(self._partial_prefills, draft),
                 self._threshold,
                 draft.token_budget,
                 draft.prompt_budget,
@@ -59,7 +58,7 @@ class RunningPass:
             )
             if not num_lacking:
                 draft.token_budget -= num_tokens
-                draft.running = self._batch(lines, num_rows, num_tokens, num_samples)
+                draft.running = self._batch(order, lines, num_rows, num_tokens, num_samples)
                 counts = draft.running.num_scheduled_tokens
                 if draft.prompt_budget < NO_LIMIT and num_tokens > num_rows:
                     draft.prompt_budget -= int(counts[counts > 1].sum())
@@ -76,26 +75,28 @@ class RunningPass:
         if stalled:
             self._table.is_stalled[:] = 0
 
-    def _shares(self, draft: StepDraft) -> IntArray:
-        """Tokens of each running request where prefills share the budget; empty where ``advance`` hands them out."""
-        if self._partial_prefills is None:
-            return row_passes.NO_SHARES
+    def _shares(self, partial_prefills: PartialPrefills, draft: StepDraft) -> IntArray:
+        """Tokens of each running request where prefills share the budget."""
         table = self._table
         rows = table.order
         need = np.minimum(table.num_expected[rows], table.ceiling[rows]) - table.num_computed[rows]
         if self._threshold:
             need = np.minimum(need, np.int32(self._threshold))
         need[table.is_stalled[rows] != 0] = 0
-        return self._partial_prefills.share(need, draft)
+        return partial_prefills.share(need, draft)
 
-    def _batch(self, lines: IntArray, num_rows: int, num_tokens: int, total_samples: int) -> Batch:
-        rows, rows_int32 = self._table.order, self._table.order_int32
-        if num_rows < rows.size:
+    def _batch(self, order: IntArray, lines: IntArray, num_rows: int, num_tokens: int, total_samples: int) -> Batch:
+        if num_rows == order.size:
+            rows, rows_int32 = self._table.order, order
+        else:
             lines = lines[:, :num_rows]
             rows_int32 = lines[row_passes.ROWS]
             rows = rows_int32.astype(np.intp)
         if num_tokens == total_samples == num_rows:
-            counts = num_samples = self._ones_for(num_rows)
+            if self._ones.size != num_rows:
+                self._ones = np.ones(num_rows, np.int32)
+                self._ones.setflags(write=False)
+            counts = num_samples = self._ones
         else:
             counts, num_samples = lines[row_passes.COUNTS], lines[row_passes.NUM_SAMPLES]
         return Batch(
@@ -110,13 +111,6 @@ class RunningPass:
             num_tokens=num_tokens,
             total_samples=total_samples,
         )
-
-    def _ones_for(self, num_rows: int) -> IntArray:
-        """Read-only ones: the number of tokens, and of samples, of each row of a decode step."""
-        if self._ones.size != num_rows:
-            self._ones = np.ones(num_rows, np.int32)
-            self._ones.setflags(write=False)
-        return self._ones
 
     def extend(self, draft: StepDraft, rows: RowArray, ends: IntArray) -> bool:
         """Append the blocks that these rows need to reach ``ends``. All or nothing: False when there are too few."""

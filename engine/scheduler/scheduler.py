@@ -143,7 +143,7 @@ class Scheduler:
         """
         if self._in_flight:
             return 0
-        if len(self._early):
+        if self._early.by_request:
             self._early.drop_all()
             self._is_quiet = False
         num_left = self._migration.run()
@@ -163,7 +163,7 @@ class Scheduler:
     @property
     def has_departures(self) -> bool:
         """True when requests that were ordered to leave can go once no step is in flight."""
-        return self._migration.is_due
+        return bool(self._migration.ordered) and self._migration.is_due
 
     def let_go(self) -> int:
         """End the requests ordered to leave that can go; none while a step is in flight. Returns how many left."""
@@ -176,15 +176,16 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Decide the next step: running requests first, then waiting ones if none was preempted, then drafts."""
-        self._early.expire()
-        if (request := self._standoff.find()) is not None:
+        if self._early.by_request:
+            self._early.expire()
+        if (self._leases.by_id or self._standoff.due_s is not None) and (request := self._standoff.find()):
             self._remote_events.do_without(request)
         draft = StepDraft(token_budget=self._config.max_num_batched_tokens)
         for preparation in self._preparations:
             preparation.prepare(draft)
         self._running.run(draft)
         self._admission.run(draft)
-        if self._speculation is not None and self._speculation.is_needed:
+        if self._speculation is not None and self._speculation.served_rows:
             self._speculation.run(draft)
         elif self._decode_steps is not None and not self._in_flight:
             self._decode_steps.run(draft)
@@ -198,7 +199,7 @@ class Scheduler:
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput, *, cores: float = 1.0) -> StepResult:
         """Take in the result of the oldest step in flight, computed on ``cores`` times the engine's own cores."""
-        return self._return_step(output, result, cores) if output.has_work else self.take_finished()
+        return self._return_step(output, result, cores) if output.rows.size else self.take_finished()
 
     def lean(self, prompt_share: float) -> None:
         """Set the least share of a step for prompts, relative to the step's time without them; see ``Role``."""
@@ -222,7 +223,7 @@ class Scheduler:
         output = draft.output(
             batch,
             step_id=self._next_step_id,
-            reports=self._beams.tell(draft, reports),
+            reports=self._beams.tell(draft, reports) if draft.forked else reports,
             connector_orders=self.take_orders(),
             num_used_blocks=self._kv_cache.pool.num_used,
         )
@@ -234,13 +235,15 @@ class Scheduler:
         return output
 
     def _launch(self, output: SchedulerOutput, batch: Batch) -> None:
-        self._table.leave_computed_spans()
+        if self._table.damaged_rows:
+            self._table.leave_computed_spans()
         self._counters.num_scheduled_tokens += batch.num_tokens
         self._kv_cache.step_scheduled(output.step_id)
         if self._prompt_delay is not None:
             self._prompt_delay.step_scheduled(output.step_id, has_prompts=batch.has_prompts)
-        start, is_alone = self._timer.step_scheduled(), not self._in_flight
-        self._in_flight.append(StepInFlight(output.step_id, batch, self._table.num_releases, start, is_alone))
+        scheduled_s, since_s = self._timer.step_scheduled()
+        is_alone, num_releases = not self._in_flight, self._table.num_releases
+        self._in_flight.append(StepInFlight(output.step_id, batch, num_releases, scheduled_s, since_s, is_alone))
 
     def _return_step(self, output: SchedulerOutput, result: ModelRunnerOutput, cores: float) -> StepResult:
         self._is_quiet = False
@@ -250,7 +253,7 @@ class Scheduler:
         if self._prompt_delay is not None:
             self._prompt_delay.step_returned(step.step_id)
         seconds = self._timer.step_returned(step, cores=cores, ends_s=result.step_ends_s)
-        if self._speculation is not None and self._speculation.is_needed:
+        if self._speculation is not None and self._speculation.served_rows:
             self._speculation.step_returned(step, seconds)
         if self._table.unanswered_rows:
             self._note_steps(step.batch, seconds)
@@ -299,7 +302,7 @@ class Scheduler:
         if len(self._table) or not self._live_requests.live or self.has_work():
             return False
         has_reads = self._remote.has_loads or self._early.has_ending
-        is_under_way = bool(self._in_flight) or has_reads or len(self._leases) > 0
+        is_under_way = bool(self._in_flight or has_reads or self._leases.by_id)
         return not is_under_way and self._next_due_s() is None
 
     def idle_timeout_s(self) -> float | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from engine.contract.stats import Counters, SchedulerStats
@@ -17,21 +15,6 @@ from engine.scheduler.requests.row_table import RowTable
 from kv_transfer.cache_groups import ABSENT_BLOCK
 
 
-class RowMeasures(NamedTuple):
-    """Sums over the running requests: tokens to compute before each can take one token a step, the number of requests
-    that already can, and tokens computed so far.
-    """
-
-    num_prefill_tokens: int
-    num_decoding: int
-    num_context_tokens: int
-
-
-def measure(table: RowTable) -> RowMeasures:
-    """Measure all rows in one compiled pass."""
-    return RowMeasures(*row_passes.measure(table.columns, table.order_int32))
-
-
 def take_snapshot(
     *,
     counters: Counters,
@@ -43,32 +26,33 @@ def take_snapshot(
     early: EarlyLoads,
 ) -> SchedulerStats:
     """The gauges of now, and the counters since the start."""
-    num_free, held_by_group = kv_cache.num_free, kv_cache.pool.num_held_by_group
-    rows = measure(table)
+    pool, num_leased = kv_cache.pool, leases.num_leased_blocks
+    num_free, held_by_group = pool.num_free, pool.num_held_by_group
+    num_prefill_tokens, num_decoding, num_context_tokens = row_passes.measure(table.columns, table.order_int32)
     # Counters kept by their owners are added only here: copying them in every step would cost more.
     counters.num_dropped_early_loads = early.num_dropped
-    counters.num_allocated_blocks = kv_cache.pool.num_allocated
-    counters.num_evicted_blocks = kv_cache.pool.num_evicted
+    counters.num_allocated_blocks = pool.num_allocated
+    counters.num_evicted_blocks = pool.num_evicted
     counters.num_sampled_lifetimes = kv_cache.lifetimes.num_sampled
     counters.sampled_lifetime_s = kv_cache.lifetimes.total_s
     return SchedulerStats(
+        counters,
         num_running=table.num_requests,
         num_waiting=live_requests.num_waiting + len(live_requests.ready),
         num_loading=remote.num_loading,
-        num_blocks=kv_cache.num_blocks,
+        num_blocks=pool.num_blocks,
         num_free_blocks=num_free,
-        num_held_blocks=kv_cache.num_blocks - num_free - leases.num_leased_blocks,
-        num_leased_blocks=leases.num_leased_blocks,
-        num_early_blocks=early.num_blocks,
+        num_held_blocks=pool.num_blocks - num_free - num_leased,
+        num_leased_blocks=num_leased,
+        num_early_blocks=early.num_blocks if early.by_request else 0,
         num_loading_blocks=remote.num_loading_blocks,
-        num_cached_blocks=kv_cache.pool.num_cached,
+        num_cached_blocks=pool.num_cached,
         num_window_blocks=_num_window_blocks(kv_cache, held_by_group) if kv_cache.has_windows else 0,
         held_blocks_by_group=held_by_group,
-        queued_prefill_tokens=live_requests.queued_prefill_tokens + rows.num_prefill_tokens,
+        queued_prefill_tokens=live_requests.queued_prefill_tokens + num_prefill_tokens,
         deferred_prefill_tokens=live_requests.waiting.num_deferred_tokens,
-        num_decoding=rows.num_decoding,
-        num_context_tokens=rows.num_context_tokens,
-        **vars(counters),
+        num_decoding=num_decoding,
+        num_context_tokens=num_context_tokens,
     )
 
 

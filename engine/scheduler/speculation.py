@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -47,13 +47,9 @@ class Speculation:
         self._table = table
         self._running = running
         self._may_hold_back = may_hold_back
-        self._serves_all = drafting.serves_all
+        self.served_rows: Collection[int] = table.rows if drafting.serves_all else table.predicted_rows
+        """The rows of requests that can have drafts."""
         self._most_samples = drafting.most_samples(table.max_num_seqs)
-
-    @property
-    def is_needed(self) -> bool:
-        """False while no live request can have drafts."""
-        return self._serves_all or bool(self._table.predicted_rows)
 
     @property
     def wants_newest_tokens(self) -> bool:
@@ -63,7 +59,7 @@ class Speculation:
         return self._lengths is None or not self._lengths.is_at_rest(len(self._table))
 
     def run(self, draft: StepDraft) -> None:
-        """Give drafts to the running requests that decode in this step; to be called only while ``is_needed``."""
+        """Give drafts to the running requests that decode in this step; to be called only while ``served_rows``."""
         batch, table = draft.running, self._table
         if batch is None or draft.token_budget <= 0:
             return
@@ -110,7 +106,7 @@ class Speculation:
         return room
 
     def step_returned(self, step: StepInFlight, seconds: float) -> None:
-        """Learn from the time of a step that returned; to be called only while ``is_needed``."""
+        """Learn from the time of a step that returned; to be called only while ``served_rows``."""
         if self._lengths is not None and step.is_alone and not step.batch.has_prompts:
             self._lengths.note_step(step.batch.num_tokens, seconds)
 

@@ -54,24 +54,19 @@ class Batch(NamedTuple):
         return self.num_tokens > self.total_samples and self.num_tokens - self.draft_token_ids.size > self.rows.size
 
 
-class StepStart(NamedTuple):
-    """When a step was scheduled, and from when on the engine has worked for it: where it did not rest, since the step
-    before returned.
-    """
-
-    scheduled_s: float
-    since_s: float
-
-
 class StepInFlight(NamedTuple):
-    """What ``update`` needs to know of a step as it was when scheduled. ``num_releases`` is the row table's count;
-    ``is_alone``: no other step was in flight.
+    """What ``update`` needs to know of a step as it was when scheduled.
+
+    num_releases: the row table's count.
+    since_s: from when on the engine has worked for it: where it did not rest, since the step before returned.
+    is_alone: no other step was in flight.
     """
 
     step_id: int
     batch: Batch
     num_releases: int
-    start: StepStart
+    scheduled_s: float
+    since_s: float
     is_alone: bool
 
 
@@ -212,7 +207,9 @@ class StepDraft:
         num_used_blocks: int,
     ) -> SchedulerOutput:
         """The message to the runner."""
-        append_rows, append_columns, append_block_ids, append_groups = self._joined()
+        append_rows, append_columns, append_block_ids, append_groups = (
+            self._joined() if self.appended else NOTHING_APPENDED
+        )
         copies = np.array(self.copies, np.int32).reshape(-1, 2).T if self.copies else (EMPTY_INTS, EMPTY_INTS)
         return SchedulerOutput(
             step_id=step_id,
@@ -239,8 +236,6 @@ class StepDraft:
     def _joined(self) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """Rows, columns, ids and groups of all appended blocks; no groups when all are in the first."""
         parts = self.appended
-        if not parts:
-            return EMPTY_INTS, EMPTY_INTS, EMPTY_INTS, EMPTY_INTS
         if len(parts) == 1 and parts[0].group == 0:
             return parts[0].rows, parts[0].columns, parts[0].block_ids, EMPTY_INTS
         return (
@@ -250,6 +245,8 @@ class StepDraft:
             np.concatenate([np.full(part.rows.size, part.group, np.int32) for part in parts]),
         )
 
+
+NOTHING_APPENDED: Final = (EMPTY_INTS, EMPTY_INTS, EMPTY_INTS, EMPTY_INTS)
 
 EMPTY_BATCH = Batch(
     rows=NO_ROWS,

@@ -81,7 +81,7 @@ class StepOutputProcessor:
         if table.beam_rows:
             batch, token_ids, num_accepted = self._without_beams(batch, token_ids, num_accepted, result.candidates)
         rows, ends, num_samples = batch.rows_int32, batch.ends, batch.num_samples
-        if self._announcer.is_active:
+        if self._announcer.num_announced:
             is_chunk = num_samples == 0
             self._announcer.step_returned(batch.rows[is_chunk], ends[is_chunk])
         found, sampling_rows, starts = self._found, batch.rows, None

@@ -86,7 +86,8 @@ class BlockPool:
             return []
         block_ids = free[-num_blocks:]
         del free[-num_blocks:]
-        self.num_used = max(self.num_used, block_ids[0] + 1)  # the first one, if any, was never handed out
+        if block_ids[0] >= self.num_used:  # the first one, if any, was never handed out
+            self.num_used = block_ids[0] + 1
         num_refs = self._num_refs
         for block_id in block_ids:
             num_refs[block_id] = 1
@@ -126,18 +127,23 @@ class BlockPool:
     def free(self, block_ids: Sequence[int]) -> None:
         """Give a block table back, in table order; published blocks stay findable until they are evicted."""
         num_refs, cached, free, hash_of = self._num_refs, self._cached, self._free, self._index.hash_of
-        group_of = self._group_of
+        if self._group_of is not None:
+            self._count_given_up(block_ids, self._group_of)
         for block_id in reversed(block_ids):
             left = num_refs[block_id] - 1
             num_refs[block_id] = left
             if left == 0:
-                if group_of is not None:
-                    self._num_held_of[group_of[block_id]] -= 1
                 if hash_of(block_id) is None:
                     free.append(block_id)
                 else:
                     cached[block_id] = None
             assert left >= 0, f"block {block_id} was freed twice"
+
+    def _count_given_up(self, block_ids: Sequence[int], group_of: Sequence[int]) -> None:
+        """Take the blocks that nobody will hold after these references are gone from their groups' held ones."""
+        for block_id, num_left in Counter(block_ids).items():
+            if self._num_refs[block_id] == num_left:
+                self._num_held_of[group_of[block_id]] -= 1
 
     def drop_cached(self) -> None:
         """Turn every cached block into a free one; the caller clears the index."""

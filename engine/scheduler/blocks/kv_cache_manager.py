@@ -59,7 +59,8 @@ class KVCacheManager:
         self.needs = BlockNeeds(self.groups, chunk_tokens=chunk_tokens)
         self.lifetimes = CacheLifetimes()
         self._index = PrefixIndex(num_blocks)
-        self._pool = BlockPool(num_blocks, self._index, self._withdraw_evicted, num_groups=len(self.groups.windows))
+        self.pool = BlockPool(num_blocks, self._index, self._withdraw_evicted, num_groups=len(self.groups.windows))
+        """For others only to read its counters."""
         self._events = events
         self._tier = tier
         self._only_in_tier: set[BlockHash] = set()
@@ -72,22 +73,17 @@ class KVCacheManager:
     @property
     def num_blocks(self) -> int:
         """All blocks."""
-        return self._pool.num_blocks
+        return self.pool.num_blocks
 
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now, cached ones that nobody holds included."""
-        return self._pool.num_free
+        return self.pool.num_free
 
     @property
     def num_fenced(self) -> int:
         """Blocks that become free once the steps in flight have returned."""
         return self._num_fenced
-
-    @property
-    def pool(self) -> BlockPool:
-        """The pool, for reading its counters."""
-        return self._pool
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """How many blocks hold the KV of ``num_tokens`` tokens."""
@@ -129,7 +125,7 @@ class KVCacheManager:
 
     def num_free_without(self, block_ids: Sequence[int]) -> int:
         """Blocks that could be allocated once these published blocks are held."""
-        return self._pool.num_free - self._pool.num_unheld(block_ids)
+        return self.pool.num_free - self.pool.num_unheld(block_ids)
 
     def num_free_beside(self, need: BlockNeed) -> int:
         """Blocks that could be allocated once the cached blocks of ``need`` are held."""
@@ -144,21 +140,21 @@ class KVCacheManager:
         cached, num_blocks = need.held(), need.num_blocks
         if num_blocks > self.num_free - len(cached) and num_blocks > self.num_free_without(cached):
             raise OutOfBlocksError(requested=num_blocks, free=self.num_free_without(cached))
-        self._pool.touch(cached)
-        fresh = self._pool.allocate_by_group(need.num_fresh)
+        self.pool.touch(cached)
+        fresh = self.pool.allocate_by_group(need.num_fresh)
         return need.filled(fresh)
 
     def hold(self, block_ids: Sequence[int]) -> None:
         """Hold published blocks once more."""
-        self._pool.touch(block_ids)
+        self.pool.touch(block_ids)
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Take blocks of the first group; see ``BlockPool.allocate``."""
-        return self._pool.allocate(num_blocks)
+        return self.pool.allocate(num_blocks)
 
     def allocate_by_group(self, num_blocks: Sequence[int]) -> BlockTables:
         """Take ``num_blocks`` of each group; see ``BlockPool.allocate``."""
-        return self._pool.allocate_by_group(num_blocks)
+        return self.pool.allocate_by_group(num_blocks)
 
     def publish(
         self, tables: Sequence[Sequence[int]], hashes: Sequence[BlockHash], parent: BlockHash, token_bytes: bytes
@@ -223,7 +219,7 @@ class KVCacheManager:
     def release(self, block_ids: list[int]) -> None:
         """Give a block table back, in table order; fenced while a step is in flight."""
         if self._newest_step_in_flight is None:
-            self._pool.free(block_ids)
+            self.pool.free(block_ids)
         elif block_ids:
             self._fence.append((self._newest_step_in_flight, block_ids))
             self._num_fenced += len(block_ids)
@@ -234,7 +230,7 @@ class KVCacheManager:
 
     def release_behind_window(self, block_ids: list[int]) -> None:
         """Give back blocks before the window of all computed positions: no step, in flight or later, reads them."""
-        self._pool.free(block_ids)
+        self.pool.free(block_ids)
 
     def step_scheduled(self, step_id: int) -> None:
         """Note that a step is in flight, which may write any block held now."""
@@ -247,7 +243,7 @@ class KVCacheManager:
         while self._fence and self._fence[0][0] <= step_id:
             block_ids = self._fence.popleft()[1]
             self._num_fenced -= len(block_ids)
-            self._pool.free(block_ids)
+            self.pool.free(block_ids)
 
     def reset(self) -> CacheReset:
         """Withdraw every published block. Held blocks stay held, unpublished; nothing evicted comes back from a tier.
@@ -257,7 +253,7 @@ class KVCacheManager:
         """
         num_blocks, num_host_blocks = len(self._index), 0
         self._index.clear()
-        self._pool.drop_cached()
+        self.pool.drop_cached()
         self._published_at.clear()
         if self._tier is not None:
             num_host_blocks = self._tier.forget_evicted()
@@ -272,11 +268,11 @@ class KVCacheManager:
         Raises:
             AssertionError: They disagree.
         """
-        expected = [0] * self._pool.num_blocks
+        expected = [0] * self.pool.num_blocks
         for table in (*tables, *(block_ids for _, block_ids in self._fence)):
             for block_id in table:
                 expected[block_id] += 1
-        self._pool.check_integrity(expected)
+        self.pool.check_integrity(expected)
 
     def _withdraw_evicted(self, block_ids: Sequence[int]) -> None:
         hashes = self._index.withdraw(block_ids)

@@ -40,13 +40,13 @@ class GrammarGate:
     @property
     def is_due(self) -> bool:
         """True when a step should check the requests that wait here."""
-        waits = len(self._live_requests.compiling) > 0
+        waits = bool(self._live_requests.compiling)
         return waits and (self._has_failed or self._compiler.num_ended != self._num_seen)
 
     @property
     def next_deadline_s(self) -> float | None:
         """When the first request's wait times out."""
-        first = self._live_requests.compiling.peek()
+        first = next(iter(self._live_requests.compiling.values()), None)
         return None if first is None else first.queued_at_s + self._timeout_s
 
     def announce(self, request: Request, grammar: str) -> None:
@@ -65,13 +65,13 @@ class GrammarGate:
 
     def prepare(self, _draft: StepDraft, /) -> None:
         """Queue requests whose grammar is compiled, and end those whose grammar failed or timed out, before a step."""
-        if not len(self._live_requests.compiling):
+        if not self._live_requests.compiling:
             return
         deadline = self.next_deadline_s
         if deadline is None or not (self.is_due or self._clock() >= deadline):
             return
         self._num_seen, self._has_failed = self._compiler.num_ended, False
-        for request in list(self._live_requests.compiling):
+        for request in tuple(self._live_requests.compiling.values()):
             grammar = request.message.sampling.grammar
             assert grammar is not None
             self._take_in(request, self._compiler.poll(grammar, owner=request.message.owner))
@@ -90,7 +90,7 @@ class GrammarGate:
         """A request ended while its grammar was compiled, or waited for that."""
         grammar = request.message.sampling.grammar
         assert grammar is not None
-        if all(other.message.sampling.grammar != grammar for other in self._live_requests.compiling):
+        if all(other.message.sampling.grammar != grammar for other in self._live_requests.compiling.values()):
             self._compiler.give_up(grammar)
 
     def _refuse(self, request: Request, message: str) -> None:

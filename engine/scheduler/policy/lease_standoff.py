@@ -41,24 +41,23 @@ class LeaseStandoff:
         self._remote = remote
         self._leases = leases
         self._clock = clock
-        self._since_s: float | None = None
-
-    @property
-    def due_s(self) -> float | None:
+        self.due_s: float | None = None
         """When a request must give up its hand-over if nothing changes until then; None when no request must."""
-        return None if self._since_s is None else self._since_s + PATIENCE_S
 
     def find(self) -> Request | None:
-        """The request to give up its hand-over now: the one that came first. Asked at the beginning of each step."""
-        if not len(self._leases) or not (waiting := self._waiting()):
-            self._since_s = None
+        """The request to give up its hand-over now: the one that came first.
+
+        To be asked before each step while there are leases, or ``due_s`` is set.
+        """
+        if not self._leases.by_id or not (waiting := self._waiting()):
+            self.due_s = None
             return None
         now_s = self._clock()
-        if self._since_s is None:
-            self._since_s = now_s
-        if now_s - self._since_s < PATIENCE_S:
+        if self.due_s is None:
+            self.due_s = now_s + PATIENCE_S
+        if now_s < self.due_s:
             return None
-        self._since_s = now_s if len(waiting) > 1 else None
+        self.due_s = now_s + PATIENCE_S if len(waiting) > 1 else None
         return min(waiting, key=lambda request: request.arrival_index)
 
     def _waiting(self) -> list[Request]:

@@ -45,6 +45,18 @@ class Head(NamedTuple):
     num_waiting: int
 
 
+class Decoding(NamedTuple):
+    """The rows that need at most one token: how many, the tokens that they read, and their tightest promised gap.
+
+    first_other: index of the first other running row.
+    """
+
+    num_rows: int
+    num_context_tokens: int
+    gap_us: int
+    first_other: int
+
+
 class PromptBudget:
     """Answers one question: how many prompt tokens may this step compute?
 
@@ -83,18 +95,29 @@ class PromptBudget:
         """The least share for prompts of a step's time without them; the role that the engine leans to sets it."""
         self._last_gap_us, self._holds_until_s = NEVER, 0.0
         self._calm_head, self._calm_s = -1, 0.0
+        self._decoding_spans = -1
+        """The table's ``num_spans`` when all rows were found to decode; without a new span they still do."""
 
     def prepare(self, draft: StepDraft) -> None:
         """Limit the prompt tokens of a step, before it is put together."""
-        table, rows = self._table, self._table.order_int32
-        num_rows, num_context, gap_us, first = row_passes.decoding(table.columns, rows, self._cap)
-        if first == rows.size and len(self._live_requests.live) == table.num_requests:
-            return  # every live request decodes
-        model = self._timer.model_now
-        if not model.num_steps:
-            return
-        gap_us = min(int(gap_us), self._gap_of_coming())
-        decode_s = model.seconds(StepWork(num_rows=num_rows, num_context_tokens=num_context))
+        table, live_requests = self._table, self._live_requests
+        all_run = len(live_requests.live) == table.num_requests
+        has_promises = live_requests.num_promised or self._holds_until_s
+        if self._decoding_spans == table.num_spans and (all_run or (table.num_requests and not has_promises)):
+            return  # all rows still decode, and no prompt waits, or no gap was promised
+        rows = table.order_int32
+        decoding = Decoding(*row_passes.decoding(table.columns, rows, self._cap))
+        if decoding.first_other == rows.size:
+            self._decoding_spans = table.num_spans
+            if all_run:
+                return
+        if (has_promises or not decoding.num_rows) and (model := self._timer.model_now).num_steps:
+            self._limit(draft, model, decoding)
+
+    def _limit(self, draft: StepDraft, model: StepTimeModel, decoding: Decoding) -> None:
+        num_rows, first = decoding.num_rows, decoding.first_other
+        gap_us = min(decoding.gap_us, self._gap_of_coming())
+        decode_s = model.seconds(StepWork(num_rows=num_rows, num_context_tokens=decoding.num_context_tokens))
         if self._lost_promises.may_be_any:
             pace = self._pace(model, decode_s, gap_us if num_rows else NEVER)
             self._lost_promises.defer(pace, num_ahead=self._num_started(first))
@@ -113,7 +136,7 @@ class PromptBudget:
         else:
             return
         if num_tokens < draft.token_budget - num_rows:
-            draft.prompt_budget = max(int(num_tokens), table.block_size)
+            draft.prompt_budget = max(int(num_tokens), self._table.block_size)
         draft.prompt_budget = min(draft.prompt_budget, draft.token_budget - num_rows)
 
     def _pace(self, model: StepTimeModel, decode_s: float, gap_us: int) -> Pace:

@@ -100,35 +100,44 @@ class StepTimeFit:
         self._num_steps = self._num_prompt_steps = 0
         self._num_predicted = 0
         self._error = self._delayed = self._delay = 0.0
-        self._unfitted_s = self._noted_s = self._core_seconds = 0.0
+        self._unfitted: list[tuple[StepWork, float, int, float]] = []
+        self._unfitted_s = 0.0
 
     def note(self, work: StepWork, seconds: float, *, cores: float = 1.0, passed_s: float = 0.0) -> None:
         """Take in the time of a step on ``cores`` times the worker's own cores.
 
         passed_s: the total time of this step and of the steps before it that were not noted, if that is longer.
         """
-        seconds = max(seconds, CLOCK_TICK_S)
-        if self.model.num_steps:
-            self._note_error(self.model.on(cores).seconds(work), seconds)
-        kind = _kind_of(work, cores)
-        steps = self._kinds.get(kind)
-        if steps is None:
-            steps = self._kinds[kind] = deque(maxlen=STEPS_OF_KIND)
-            if len(self._kinds) > MAX_KINDS:
-                self._kinds.popitem(last=False)
-        else:
-            self._kinds.move_to_end(kind)
         self._num_steps += 1
         self.is_new = self._num_steps < EARLY_FIT_STEPS[-1]
-        steps.append((1.0, *work, seconds, self._num_steps, cores))
-        self._unfitted_s += max(passed_s, seconds)
-        self._noted_s += seconds
-        self._core_seconds += cores * seconds
+        seconds = seconds if seconds > CLOCK_TICK_S else CLOCK_TICK_S
+        self._unfitted.append((work, seconds, self._num_steps, cores))
+        self._unfitted_s += passed_s if passed_s > seconds else seconds
         self._num_prompt_steps += work.num_prompt_tokens > 0
         if self._is_due(has_prompts=work.num_prompt_tokens > 0):
-            cores = self._core_seconds / self._noted_s
-            self._unfitted_s = self._noted_s = self._core_seconds = 0.0
-            self.model = self._fitted(cores)
+            core_seconds = sum(cores * seconds for _, seconds, _, cores in self._unfitted)
+            mean_cores = core_seconds / sum(seconds for _, seconds, *_ in self._unfitted)
+            self._take_in()
+            self._unfitted_s = 0.0
+            self.model = self._fitted(mean_cores)
+
+    def _take_in(self) -> None:
+        """Sort the new steps by kind, and compare them with what was predicted: not one by one, in caches that the
+        model left cold.
+        """
+        for work, seconds, number, cores in self._unfitted:
+            if self.model.num_steps:
+                self._note_error(self.model.on(cores).seconds(work), seconds)
+            kind = _kind_of(work, cores)
+            steps = self._kinds.get(kind)
+            if steps is None:
+                steps = self._kinds[kind] = deque(maxlen=STEPS_OF_KIND)
+                if len(self._kinds) > MAX_KINDS:
+                    self._kinds.popitem(last=False)
+            else:
+                self._kinds.move_to_end(kind)
+            steps.append((1.0, *work, seconds, number, cores))
+        self._unfitted.clear()
 
     def _is_due(self, *, has_prompts: bool) -> bool:
         """True when prices are to be fitted after this step."""

@@ -11,7 +11,7 @@ import numpy as np
 from engine.contract.step_time import StepTimeModel, StepWork
 from engine.scheduler.policy.step_time_fit import STEPS_OF_KIND, FloatArray, StepTimeFit
 from engine.scheduler.requests import row_passes
-from engine.scheduler.step_draft import Batch, StepInFlight, StepStart
+from engine.scheduler.step_draft import Batch, StepInFlight
 
 NOTE_PERIOD_S: Final = 0.05
 FIRST_PERIOD_S: Final = 0.001
@@ -48,12 +48,12 @@ class StepTimer:
         """The same model, for as many cores as the last step had."""
         return self._fit.model.on(self._cores)
 
-    def step_scheduled(self) -> StepStart:
-        """When the step that is scheduled now begins."""
+    def step_scheduled(self) -> tuple[float, float]:
+        """Now, when a step is scheduled, and from when on the engine has worked for it; see ``StepInFlight``."""
         now_s = self._clock()
         since_s = now_s if self._is_resting else self._returned_s
         self._is_resting = False
-        return StepStart(now_s, since_s)
+        return now_s, since_s
 
     def rest(self) -> None:
         """Note that the engine has nothing to compute."""
@@ -70,14 +70,17 @@ class StepTimer:
         ends_s: when each of several decode steps in one ended; None: nothing is learnt from such steps.
         """
         now_s, before_s = self._clock(), self._returned_s
-        begun_s = max(step.start.scheduled_s, before_s)
-        seconds, learnt_s = now_s - begun_s, now_s - max(step.start.since_s, before_s)
+        begun_s = step.scheduled_s if step.scheduled_s > before_s else before_s
+        learnt_s = now_s - (step.since_s if step.since_s > before_s else before_s)
+        seconds = now_s - begun_s
         self._returned_s, self._cores = now_s, cores
         if ends_s is not None:
             self._note_each(step.batch, np.diff(ends_s, prepend=begun_s), cores)
             return seconds
-        period_s = FIRST_PERIOD_S if self._fit.is_new or step.batch.has_prompts else NOTE_PERIOD_S
-        if self._unnoted_s >= period_s and not step.batch.decodes_often:
+        is_due = self._unnoted_s >= NOTE_PERIOD_S
+        if not is_due and self._unnoted_s >= FIRST_PERIOD_S:
+            is_due = self._fit.is_new or (step.batch.num_tokens > step.batch.total_samples and step.batch.has_prompts)
+        if is_due and not step.batch.decodes_often:
             self._fit.note(work_of(step.batch), learnt_s, cores=cores, passed_s=self._passed_s + learnt_s)
             self._unnoted_s, self._passed_s = 0.0, -learnt_s
         self._unnoted_s += learnt_s

@@ -21,23 +21,19 @@ class Announcer:
     def __init__(self, producer: KVProducer | None, *, table: RowTable) -> None:
         self._producer = producer if producer is not None and producer.can_stream else None
         self._table = table
-        self._num_announced: dict[int, int] = {}
-
-    @property
-    def is_active(self) -> bool:
-        """True while any prompt is followed."""
-        return bool(self._num_announced)
+        self.num_announced: dict[int, int] = {}
+        """How many blocks were announced of each prompt that is followed, by its row. To be read only."""
 
     def started(self, request: Request, *, is_complete: bool) -> None:
         """Follow a request that got a row and its first tokens; not if these are all (``is_complete``)."""
         if self._producer is not None and request.message.hand_over and not is_complete:
             assert request.row is not None
-            self._num_announced[request.row] = 0
+            self.num_announced[request.row] = 0
 
     def step_returned(self, rows: RowArray, ends: IntArray) -> None:
         """Announce newly full blocks of unfinished prompts: KV before ``ends[i]`` of ``rows[i]`` is in the cache."""
         for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
-            num_announced = self._num_announced.get(row)
+            num_announced = self.num_announced.get(row)
             if num_announced is None:
                 continue
             request = self._table.owner(row)
@@ -46,7 +42,7 @@ class Announcer:
                 assert self._producer is not None
                 block_ids = self._needed_blocks(row, num_announced, num_blocks, request.num_prompt_tokens)
                 self._producer.announce(request_id=request.request_id, first_block=num_announced, block_ids=block_ids)
-                self._num_announced[row] = num_blocks
+                self.num_announced[row] = num_blocks
 
     def _needed_blocks(self, row: int, start: int, end: int, num_prompt_tokens: int) -> GroupBlocks:
         block_ids: list[tuple[int, ...]] = []
@@ -58,10 +54,10 @@ class Announcer:
     def finish(self, request: Request) -> None:
         """Stop following a complete prompt; its lease covers what was announced."""
         if request.row is not None:
-            self._num_announced.pop(request.row, None)
+            self.num_announced.pop(request.row, None)
 
     def give_up(self, request: Request) -> None:
         """Withdraw the announcements of a request that loses its row and its blocks."""
-        if request.row is not None and self._num_announced.pop(request.row, 0):
+        if request.row is not None and self.num_announced.pop(request.row, 0):
             assert self._producer is not None
             self._producer.withdraw(request.request_id)

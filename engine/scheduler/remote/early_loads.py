@@ -59,18 +59,16 @@ class EarlyLoads:
         self._kv_cache = kv_cache
         self._max_num = max_num
         self._clock = clock
-        self._early: dict[str, EarlyLoad] = {}
+        self.by_request: dict[str, EarlyLoad] = {}
+        """To be read only."""
         self._ending: dict[str, BlockTables] = {}
         self._num_added = 0
         self.num_dropped = 0
 
-    def __len__(self) -> int:
-        return len(self._early)
-
     @property
     def num_blocks(self) -> int:
         """Blocks that dropping early loads would free at once: those that no read may still write."""
-        return sum(len(held_blocks(early.block_tables)) for early in self._early.values())
+        return sum(len(held_blocks(early.block_tables)) for early in self.by_request.values())
 
     @property
     def has_ending(self) -> bool:
@@ -80,11 +78,11 @@ class EarlyLoads:
     @property
     def next_deadline_s(self) -> float | None:
         """The earliest deadline; None when there are no early loads."""
-        return min((early.deadline_s for early in self._early.values()), default=None)
+        return min((early.deadline_s for early in self.by_request.values()), default=None)
 
     def tables(self) -> list[list[int]]:
         """The blocks held for early loads, by request."""
-        tables = [early.block_tables for early in self._early.values()] + list(self._ending.values())
+        tables = [early.block_tables for early in self.by_request.values()] + list(self._ending.values())
         return [held_blocks(table) for table in tables]
 
     def add(self, request: Request, params: KVStreamParams) -> None:
@@ -96,10 +94,10 @@ class EarlyLoads:
         self.drop(request.request_id)
         if self._consumer is None or not self._consumer.can_stream:
             raise RequestRefusedError("this engine does not read KV while prompts are computed", code="cannot_stream")
-        if len(self._early) >= self._max_num:
+        if len(self.by_request) >= self._max_num:
             raise RequestRefusedError(f"{self._max_num} requests are announced already", code="queue_full")
         self._num_added += 1
-        self._early[request.request_id] = EarlyLoad(
+        self.by_request[request.request_id] = EarlyLoad(
             request=request,
             params=params,
             stream_id=f"{request.request_id}#{self._num_added}",
@@ -108,7 +106,7 @@ class EarlyLoads:
 
     def pending(self) -> Iterator[EarlyLoad]:
         """Early loads that have not begun, oldest first."""
-        return iter([early for early in self._early.values() if not early.block_tables])
+        return iter([early for early in self.by_request.values() if not early.block_tables])
 
     def begin(self, early: EarlyLoad, need: BlockNeed, *, num_local_blocks: int) -> None:
         """Hold the blocks that the request will need, its local prefix included, and read as its prompt is computed."""
@@ -125,11 +123,11 @@ class EarlyLoads:
         )
         if not was_begun:
             self._kv_cache.release_tables(early.block_tables)
-            del self._early[early.request.request_id]
+            del self.by_request[early.request.request_id]
 
     def find(self, request: Request) -> EarlyLoad | None:
         """The early load whose blocks ``request`` can take over as they are; one that does not fit is dropped."""
-        early = self._early.get(request.request_id)
+        early = self.by_request.get(request.request_id)
         if early is None:
             return None
         ours, theirs = early.request.message, request.message
@@ -147,11 +145,11 @@ class EarlyLoads:
 
     def take(self, early: EarlyLoad) -> None:
         """Give the blocks and the stream to the request."""
-        del self._early[early.request.request_id]
+        del self.by_request[early.request.request_id]
 
     def drop(self, request_id: str) -> bool:
         """End an early load; False when there is none."""
-        early = self._early.pop(request_id, None)
+        early = self.by_request.pop(request_id, None)
         if early is None:
             return False
         if early.block_tables:
@@ -165,27 +163,27 @@ class EarlyLoads:
 
     def drop_newest(self) -> bool:
         """End the newest early load that holds blocks, because a request lacks them; False when there is none."""
-        for request_id in reversed(self._early):
-            if self._early[request_id].block_tables:
+        for request_id in reversed(self.by_request):
+            if self.by_request[request_id].block_tables:
                 return self.drop(request_id)
         return False
 
     def drop_client(self, client_id: str) -> None:
         """End the early loads of a front end that is gone."""
-        for request_id in [key for key, early in self._early.items() if early.request.client_id == client_id]:
+        for request_id in [key for key, early in self.by_request.items() if early.request.client_id == client_id]:
             self.drop(request_id)
 
     def drop_all(self) -> None:
         """End all early loads."""
-        for request_id in tuple(self._early):
+        for request_id in tuple(self.by_request):
             self.drop(request_id)
 
     def expire(self) -> None:
         """End early loads whose request did not come in time."""
-        if not self._early:
+        if not self.by_request:
             return
         now_s = self._clock()
-        for request_id in [key for key, early in self._early.items() if early.deadline_s <= now_s]:
+        for request_id in [key for key, early in self.by_request.items() if early.deadline_s <= now_s]:
             self.drop(request_id)
 
     def end(self, stream_id: str) -> bool:

@@ -26,12 +26,10 @@ class BlockLeases:
 
     def __init__(self, producer: KVProducer | None) -> None:
         self._producer = producer
-        self._leases: dict[str, LeasedBlocks] = {}
+        self.by_id: dict[str, LeasedBlocks] = {}
+        """To be read only."""
         self._num_of_request: Counter[str] = Counter()
         self._num_leases_of: Counter[int] = Counter()
-
-    def __len__(self) -> int:
-        return len(self._leases)
 
     @property
     def num_leased_blocks(self) -> int:
@@ -40,7 +38,7 @@ class BlockLeases:
 
     def tables(self) -> list[list[int]]:
         """The block tables that leases hold."""
-        return [lease.block_ids for lease in self._leases.values()]
+        return [lease.block_ids for lease in self.by_id.values()]
 
     def grant(self, request: Request, tables: BlockTables, *, num_tokens: int) -> KVTransferParams:
         """Pin blocks of a finished request until ``end`` gives them back.
@@ -53,7 +51,7 @@ class BlockLeases:
         params = self._producer.grant_lease(
             request_id=request.request_id, block_ids=tuple(map(tuple, tables)), num_tokens=num_tokens
         )
-        self._leases[params.lease_id] = LeasedBlocks(
+        self.by_id[params.lease_id] = LeasedBlocks(
             request_id=request.request_id, lease_id=params.lease_id, block_ids=block_ids
         )
         self._num_of_request[request.request_id] += 1
@@ -69,7 +67,7 @@ class BlockLeases:
 
     def end(self, event: LeaseEnded) -> list[int] | None:
         """Close a lease and return its blocks; None when it is unknown or was closed before."""
-        lease = self._leases.pop(event.lease_id, None)
+        lease = self.by_id.pop(event.lease_id, None)
         if lease is None:
             return None
         self._num_of_request[lease.request_id] -= 1

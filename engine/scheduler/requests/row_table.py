@@ -50,6 +50,7 @@ class RowTable:
     epoch: how many requests have left the row.
     promised_gap: the microseconds promised between two tokens.
     is_stalled: 1 while the row gets no tokens in the step that is being put together.
+    num_releases, num_spans: how often a row was given up, and how often one began to compute a span of known tokens.
     columns: [num_columns, max_num_seqs] all of these, in the form that the passes take.
     block_table: [num_groups, max_num_seqs, width] block ids. Held are those from first_blocks to num_blocks, both
         [num_groups, max_num_seqs]; earlier ones left the window of their group.
@@ -88,12 +89,13 @@ class RowTable:
         self.beam_rows: set[int] = set()
         self.predicted_rows: set[int] = set()
         self.damaged_rows: set[int] = set()
-        self.num_releases = self.num_promised = self.num_requests = self._num_rows_due = 0
+        self.num_releases = self.num_spans = self.num_promised = self.num_requests = self._num_rows_due = 0
         self._flat_token_ids = self.token_ids.reshape(-1)
         self._token_stride = self.token_ids.shape[1]
         self._block_offsets = np.arange(block_size)
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._running: dict[int, Request] = {}
+        self.rows = self._running.keys()
         self._order: RowArray | None = None
         self._order_int32: IntArray | None = None
         self._requests: list[Request] | None = None
@@ -183,6 +185,7 @@ class RowTable:
     def begin_next_span(self, row: int) -> None:
         """Set a row to compute its first invalid span; when none is left, the positions after all computed ones."""
         request = self._running[row]
+        self.num_spans += 1
         if request.invalid_spans:
             span = request.invalid_spans.pop(0)
             self.num_computed[row], self.ceiling[row] = span.start, span.end
@@ -193,7 +196,7 @@ class RowTable:
             self.damaged_rows.discard(row)
 
     def leave_computed_spans(self) -> None:
-        """Set rows whose invalid span was computed in the step just scheduled to compute what comes next."""
+        """Set damaged rows whose span was computed in the step just scheduled to compute what comes next."""
         for row in tuple(self.damaged_rows):
             if self.num_computed[row] >= self.ceiling[row]:
                 self.begin_next_span(row)
@@ -254,7 +257,7 @@ class RowTable:
         """Let a beam go on with known tokens after its first ``num_computed`` positions; it computes no further."""
         end = num_computed + len(token_ids)
         self.token_ids[row, num_computed:end] = token_ids
-        self.num_computed[row] = num_computed
+        self.num_computed[row], self.num_spans = num_computed, self.num_spans + 1
         self.num_tokens[row] = self.num_expected[row] = self.ceiling[row] = end
         self.publish_goal[row] = NEVER
 
@@ -317,8 +320,7 @@ class RowTable:
     def trim_blocks(self, row: int) -> list[int]:
         """Remove the blocks that a row's known tokens do not need.
 
-        Returns:
-            These blocks, which the caller must release.
+        Returns them; the caller must release them.
         """
         num_needed = -(-int(self.num_tokens[row]) // self.block_size)
         surplus: list[int] = []
@@ -364,7 +366,7 @@ class RowTable:
             )
 
     def blocks_ending_at(self, rows: RowArray, ends: IntArray) -> tuple[list[int], list[list[int]], bytes]:
-        """One block of each row and group: the one that ends at position ``ends[i]``.
+        """The block of each row and group that ends at position ``ends[i]``.
 
         Returns:
             Its index in the row's tables, its ids, [num_groups][num_rows], and the token ids of all rows' blocks one

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from engine.contract.step import FinishedStep, ModelRunnerOutput, NewRow, PendingStep, SchedulerOutput
+from engine.contract.step import ModelRunnerOutput, NewRow, PendingStep, SchedulerOutput
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind, group_layers
 
 VOCAB_SIZE = 1000
@@ -112,7 +112,7 @@ class ChainRunner:
     def launch(self, output: SchedulerOutput) -> PendingStep:
         """Compute one step as a model would: write KV, then read all of the context."""
         if not self._is_late:
-            return FinishedStep(self._run_layers(output))
+            return self._run_layers(output)
         step = LateStep(self, output)
         self._launched.append(step)
         assert sum(step.output.has_work for step in self._launched) <= 2, "only one step may be unfinished at a launch"
