@@ -167,6 +167,15 @@ class LiveRequests:
         self._kv_cache.release_tables(left)
         return self._leases.grant(request, kept, num_tokens=num_tokens)
 
+    def check_integrity(self) -> None:
+        """Compare the count of promises with the live requests.
+
+        Raises:
+            AssertionError: It is wrong.
+        """
+        num_promised = sum(request.message.promise != NO_PROMISE for request in self.live.values())
+        assert self.num_promised == num_promised, f"{num_promised} requests have a promise, not {self.num_promised}"
+
     def report(
         self,
         request: Request,

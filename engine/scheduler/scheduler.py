@@ -379,6 +379,7 @@ class Scheduler:
             self._table.check_windows(row)
         self._kv_cache.check_integrity(tables)
         self._pending.check_integrity(self._live_requests.live)
+        self._live_requests.check_integrity()
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> CacheReset | None:
         """Drop the prefix cache.

@@ -20,7 +20,7 @@ from engine.contract.messages import FinishReason, GenerateRequest, SamplingPara
 from engine.contract.token_ids import TokenIds
 from kv_transfer.connector import ConnectorEvents, LeaseEnd, LeaseEnded, LoadEnded
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, PeerIdentity
-from tests.support.scheduler.loads_check import check_loads
+from tests.support.scheduler.kept_state_check import check_kept_state
 from tests.support.scheduler.promising_world import PromisingWorld
 from tests.support.scheduler.scheduler_strategies import (
     BLOCK_SIZE,
@@ -331,7 +331,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert stats.num_free_blocks + stats.num_held_blocks + stats.num_leased_blocks == stats.num_blocks
         live = [request_id for request_id in self.world.requests if self.world.is_live(request_id)]
         assert stats.num_running + stats.num_waiting + stats.num_loading == len(live)
-        check_loads(self.world.scheduler)
+        check_kept_state(self.world.scheduler)
         for request in self.world.scheduler._live_requests.live.values():
             assert 0 <= request.num_remote_tokens <= request.num_cached_tokens <= request.num_prompt_tokens
 
