@@ -144,7 +144,8 @@ def run_serve(config: BatonConfig) -> int:
 
     with ExitStack() as while_it_runs:
         while_it_runs.enter_context(holding_address(config))
-        folder = while_it_runs.enter_context(session_folder(config))
+        with holding_signals():  # one that came before the folder's removal is arranged would leave it
+            folder = while_it_runs.enter_context(session_folder(config))
         prepare_environment(config, folder)
         forks = while_it_runs.enter_context(fork_server(config, folder))
 

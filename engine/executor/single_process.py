@@ -40,7 +40,6 @@ class SingleProcessExecutor:
         layout = self.runner.layout
         self._block_bytes = layout.block_bytes
         num_ahead = -(-AHEAD_TOKENS // layout.block_size)
-        self._num_used_blocks = 0
         self._memory = CommitAhead(self.runner.kv_cache.blocks, ahead_bytes=num_ahead * layout.block_bytes)
 
     @property
@@ -85,9 +84,7 @@ class SingleProcessExecutor:
     def launch(self, output: SchedulerOutput) -> PendingStep:
         """See ``StepRunner``."""
         assert self._runner is not None, "the executor is closed"
-        if output.num_used_blocks != self._num_used_blocks:
-            self._num_used_blocks = output.num_used_blocks
-            self._memory.use(output.num_used_blocks * self._block_bytes)
+        self._memory.use(output.num_used_blocks * self._block_bytes)
         return self._runner.launch(output)
 
     def close(self) -> None:

@@ -269,7 +269,7 @@ class EngineCore:
             self.scheduler.check_integrity()
         except AssertionError:
             self._counters.num_integrity_failures += 1
-            logger.exception("blocks are not held by whom the block tables say")
+            logger.exception("what the scheduler keeps of blocks and requests does not agree")
 
     def stats(self) -> EngineStats:
         """A snapshot of the scheduler's and the connector's counters."""

@@ -367,10 +367,10 @@ class Scheduler:
         return cache_snapshot(self._kv_cache.published(), next_sequence=log.next_sequence)
 
     def check_integrity(self) -> None:
-        """Compare the owners of every block with the pool, and the claims on prefixes with the live requests.
+        """Compare the owners of every block with the pool, and claims on prefixes and counts with the live requests.
 
         Raises:
-            AssertionError: Block tables and pool disagree.
+            AssertionError: They disagree.
         """
         tables = self._leases.tables() + self._remote.abandoned_tables() + self._early.tables()
         holders = self._remote.loading() + list(self._live_requests.ready) + self._table.running()

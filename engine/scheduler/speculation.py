@@ -59,7 +59,7 @@ class Speculation:
         return self._lengths is None or not self._lengths.is_at_rest(len(self._table))
 
     def run(self, draft: StepDraft) -> None:
-        """Give drafts to the running requests that decode in this step; to be called only while ``served_rows``."""
+        """Give drafts to the running requests that decode in this step; only while there are ``served_rows``."""
         batch, table = draft.running, self._table
         if batch is None or draft.token_budget <= 0:
             return
@@ -106,7 +106,7 @@ class Speculation:
         return room
 
     def step_returned(self, step: StepInFlight, seconds: float) -> None:
-        """Learn from the time of a step that returned; to be called only while ``served_rows``."""
+        """Learn from the time of a step that returned; to be called only while there are ``served_rows``."""
         if self._lengths is not None and step.is_alone and not step.batch.has_prompts:
             self._lengths.note_step(step.batch.num_tokens, seconds)
 

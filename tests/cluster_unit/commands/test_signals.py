@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from cluster.cli import run_serve
 from cluster.commands.signals import (
     STOP_SIGNALS,
     Stopped,
@@ -18,6 +21,7 @@ from cluster.commands.signals import (
     run_until_stopped,
     stop_on_signals,
 )
+from cluster.config.config import BatonConfig
 from simulation.virtual_loop import run_virtually
 
 
@@ -55,6 +59,28 @@ def test_signal_after_the_work_stops_at_once(handlers: None) -> None:
 
     with pytest.raises(Stopped):
         signal.raise_signal(signal.SIGTERM)
+
+
+def test_signal_while_the_session_folder_is_made_leaves_none(
+    handlers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+
+    def make_and_be_interrupted() -> Path:
+        made.append(tmp_path / "session")
+        made[0].mkdir()
+        signal.raise_signal(signal.SIGINT)
+        return made[0]
+
+    monkeypatch.setattr("cluster.plan.preflight.preflight", lambda _: None)
+    monkeypatch.setattr("cluster.deploy.address_hold.holding_address", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr("cluster.deploy.serve_env.make_session_folder", make_and_be_interrupted)
+
+    with pytest.raises(Stopped):
+        run_serve(BatonConfig())
+
+    assert made
+    assert not made[0].exists()
 
 
 def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
