@@ -304,9 +304,8 @@ class ModelRunner:
             self._batch.expect(before.rows, before.positions)
         self._batch.apply(output)
         inputs = self._batch.prepare(output)
-        if (
-            inputs.unknown is None and inputs.last_tokens.size and not inputs.is_argmax_only
-        ):  # such rows have no grammar
+        # Rows that take their most likely token have no grammar, so nothing is begun for them.
+        if inputs.unknown is None and inputs.last_tokens.size and not inputs.is_argmax_only:
             self._sampler.begin(inputs.sampled_rows, inputs.sampled_positions)
         hidden = self._forward(inputs)
         sampled, has_waited = None, False

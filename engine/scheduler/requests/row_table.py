@@ -95,7 +95,7 @@ class RowTable:
         self._block_offsets = np.arange(block_size)
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._running: dict[int, Request] = {}
-        self.rows = self._running.keys()
+        self.rows = self._running.keys()  # those in use, always up to date
         self._order: RowArray | None = None
         self._order_int32: IntArray | None = None
         self._requests: list[Request] | None = None
