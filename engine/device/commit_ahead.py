@@ -40,6 +40,8 @@ class CommitAhead:
         self._end = blocks.numel() * blocks.element_size()
         self._ahead_bytes = ahead_bytes
         self._wanted = self._committed = 0
+        self.enough_for = -1
+        """With so many bytes in use there is nothing to do, and never will be: what is committed only grows."""
         self._thread: threading.Thread | None = None
         self._is_over = sys.platform != "linux" or blocks.device.type != "cpu" or self._end < SMALL_BYTES
         self.use(0)
@@ -57,6 +59,7 @@ class CommitAhead:
         self._wanted = max(self._wanted, min(num_bytes + self._ahead_bytes, self._end))
         num_missing = self._wanted - self._committed
         if self._is_over or num_missing < min(self._ahead_bytes // 4, self._end - self._committed):
+            self.enough_for = max(self.enough_for, num_bytes)
             return
         if num_missing > 0 and (self._thread is None or not self._thread.is_alive()):
             self._thread = threading.Thread(target=self._commit, name="baton-kv-commit", daemon=True)

@@ -84,7 +84,9 @@ class SingleProcessExecutor:
     def launch(self, output: SchedulerOutput) -> PendingStep:
         """See ``StepRunner``."""
         assert self._runner is not None, "the executor is closed"
-        self._memory.use(output.num_used_blocks * self._block_bytes)
+        num_bytes = output.num_used_blocks * self._block_bytes
+        if num_bytes > self._memory.enough_for:
+            self._memory.use(num_bytes)
         return self._runner.launch(output)
 
     def close(self) -> None:

@@ -237,8 +237,10 @@ class EngineCore:
         """Take the result of the oldest step in flight."""
         output, pending, cores = self._in_flight.popleft()
         result = pending.result()
-        self._counters.num_waited_steps += result.has_waited
-        self._launches_nothing = self._launches_nothing and bool(self._in_flight)
+        if result.has_waited:
+            self._counters.num_waited_steps += 1
+        if self._launches_nothing and not self._in_flight:
+            self._launches_nothing = False
         cores = cores if result.step_cores is None else result.step_cores
         step_result = self.scheduler.update(output, result, cores=cores)
         if self._num_ahead and self.connector is not None:

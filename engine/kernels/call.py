@@ -14,6 +14,11 @@ ELEMENTS_PER_THREAD = 1 << 15
 """A kernel that touches fewer numbers runs on the calling thread alone: waking other threads takes longer."""
 
 
+def threads_for(num_elements: int) -> int:
+    """The most threads that a kernel over so many numbers justifies."""
+    return 1 + num_elements // ELEMENTS_PER_THREAD
+
+
 class KernelCall:
     """``parameters`` are the kernel's arguments; the first one is the counter that threads take work from.
 
@@ -45,7 +50,7 @@ class KernelCall:
 
     def run_over(self, num_elements: int) -> None:
         """Run on as many threads as ``num_elements`` numbers justify."""
-        self.run(max_threads=1 + num_elements // ELEMENTS_PER_THREAD)
+        self.run(max_threads=threads_for(num_elements))
 
     def _compile(self) -> None:
         compile_now(self._kernel)

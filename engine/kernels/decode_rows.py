@@ -1,6 +1,7 @@
 """Compiled passes over the rows of a decode step: its inputs before the model runs, its tokens afterwards.
 
-Each does everything in one pass, because a step's weights push all other data out of the caches; see
+Each does everything in one pass, and the first one stores the tokens of the step before, too: a step's weights push
+all other data out of the caches, and what is called after it waits for memory. See
 ``engine.scheduler.requests.row_passes``.
 """
 
@@ -18,12 +19,16 @@ _NUMBERS = types.int32[::1]
 
 @njit(
     types.UniTuple(types.int64, 3)(
+        *(_INTS, _INTS, _INTS),
         *(_INTS, _INTS, _NUMBERS, _TABLE, _TABLES, _LONGS, types.int64, _BOOLS),
         *(_LONGS, _LONGS, _LONGS, _NUMBERS, _NUMBERS),
     ),
     **OPTIONS,
 )
 def lay_out(
+    stored_rows,
+    stored_at,
+    stored,
     rows,
     at,
     ends,
@@ -40,6 +45,7 @@ def lay_out(
 ):
     """Write the inputs of a step in which each of ``rows`` computes the token at its position ``at``.
 
+    Before that token_ids[stored_row, stored_at] = stored, for each of ``stored``.
     Read, for all rows of the batch: token_ids, block_tables [num_groups, num_rows, num_columns], is_argmax_only;
     windows: [num_groups], 0 for none.
     Written: ends, the positions after ``at``; slots, [num_groups, num_rows]; tables, [num_groups, num_rows,
@@ -49,6 +55,8 @@ def lay_out(
     Returns:
         (num_columns, number of tokens that are negative, number of rows that are argmax only).
     """
+    for i in range(len(stored_rows)):
+        token_ids[stored_rows[i], stored_at[i]] = stored[i]
     last = 0
     for i in range(len(rows)):
         last = max(last, at[i])

@@ -10,7 +10,7 @@ import numpy as np
 from engine.attention.backend import AttentionBatch, first_seen
 from engine.contract.step import IntArray, SchedulerOutput
 from engine.kernels import decode_rows
-from engine.runner.step_inputs import DecodeLayout, LongArray, StepInputs, UnknownTokens
+from engine.runner.step_inputs import NONE_SAMPLED, DecodeLayout, LongArray, SampledHere, StepInputs, UnknownTokens
 from engine.sampling.grammar.compiler import GrammarStore
 from engine.sampling.sampling_rows import SamplingRows
 from engine.sampling.token_history import TokenHistory
@@ -25,6 +25,7 @@ class InputBatch:
     windows: one a KV cache group; a row has a block table for each group.
     ``num_prompt_logprobs`` is -1 for rows that want no log-probabilities of the prompt. When a step is prepared before
     the tokens of the step before are known, ``expect`` puts a placeholder for each of them, and ``learn`` replaces it.
+    ``history`` is up to date from ``prepare`` on.
     """
 
     def __init__(
@@ -54,10 +55,13 @@ class InputBatch:
             block_size=block_size,
         )
         self._has_unknown = False
+        self._unstored = NONE_SAMPLED
         self.history = TokenHistory(token_ids=self._token_ids, num_prompt_tokens=num_prompt_tokens)
 
     def apply(self, output: SchedulerOutput) -> None:
         """Apply the scheduler's changes to the rows. Released rows need no work: rows are set before they are read."""
+        if output.new_rows:
+            self._store()  # a new row may be one of those
         for new in output.new_rows:
             self._token_ids[new.row, : len(new.token_ids)] = new.token_ids
             assert len(new.block_ids) == len(self._windows), "a block table for each KV cache group"
@@ -78,10 +82,12 @@ class InputBatch:
         """Lay out a step's tokens as the model's input."""
         rows, lengths = output.rows, output.num_scheduled_tokens
         if output.is_decode or (output.num_tokens == rows.size and output.num_samples.all()):
-            inputs, has_placeholders = self._decode.lay_out(rows, output.first_positions)
+            unstored, self._unstored = self._unstored, NONE_SAMPLED
+            inputs, has_placeholders = self._decode.lay_out(rows, output.first_positions, before=unstored)
             if has_placeholders:
                 inputs.unknown = self._find_unknown(rows, inputs.input_ids, inputs.attention.query_starts)
             return inputs
+        self._store()
         query_starts = np.zeros(len(rows) + 1, dtype=np.int32)
         np.cumsum(lengths, out=query_starts[1:])
         ends = output.first_positions + lengths
@@ -154,6 +160,7 @@ class InputBatch:
     def expect(self, rows: IntArray, positions: IntArray) -> None:
         """Put placeholders where the step in flight samples tokens, in this order. Call it before ``apply``."""
         assert not self._has_unknown, "only one step may be in flight when the next one is launched"
+        self._store()
         self._token_ids[rows, positions] = UNKNOWN
         self._places[rows] = np.arange(rows.size)
         self._has_unknown = True
@@ -163,11 +170,27 @@ class InputBatch:
 
         Tokens behind a wrong draft are stored as well: nothing reads a row past its known tokens.
         """
+        self._store()
         if self._has_unknown:
             self._has_unknown = False
             is_waited_for = self._token_ids[rows, positions] == UNKNOWN
             rows, positions, token_ids = rows[is_waited_for], positions[is_waited_for], token_ids[is_waited_for]
         decode_rows.store(self._token_ids, rows, positions, token_ids)
+
+    def learn_later(self, rows: IntArray, positions: IntArray, token_ids: IntArray) -> None:
+        """``learn``, when the next step is laid out: a pass of its own takes 15 us, since caches are cold.
+
+        No step may be expected. The arrays must not change any more.
+        """
+        if self._unstored is not NONE_SAMPLED:
+            self._store()
+        self._unstored = SampledHere(rows, positions, token_ids)
+
+    def _store(self) -> None:
+        unstored = self._unstored
+        if unstored is not NONE_SAMPLED:
+            self._unstored = NONE_SAMPLED
+            decode_rows.store(self._token_ids, *unstored)
 
     def _find_unknown(self, rows: IntArray, input_ids: LongArray, query_starts: IntArray) -> UnknownTokens | None:
         """The step's unknown tokens. Only the last token that a row computes can be one that was just sampled."""

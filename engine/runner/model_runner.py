@@ -334,7 +334,7 @@ class ModelRunner:
 
     def _finish(self, inputs: StepInputs, token_ids: IntArray) -> PendingStep:
         """Finish a decode step whose tokens are already known on the host."""
-        self._batch.learn(inputs.sampled_rows, inputs.sampled_positions, token_ids)
+        self._batch.learn_later(inputs.sampled_rows, inputs.sampled_positions, token_ids)
         self._last_step = None
         return ModelRunnerOutput(sampled_token_ids=token_ids)
 

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine.attention.backend import AttentionBatch
-from engine.contract.step import BoolArray, IntArray
+from engine.contract.step import EMPTY_INTS, BoolArray, IntArray
 from engine.kernels import decode_rows
 
 LongArray = npt.NDArray[np.int64]
+
+
+class SampledHere(NamedTuple):
+    """Tokens that a step sampled, and the row and the position of each. All arrays: [num_samples]."""
+
+    rows: IntArray
+    positions: IntArray
+    token_ids: IntArray
+
+
+NONE_SAMPLED: Final = SampledHere(EMPTY_INTS, EMPTY_INTS, EMPTY_INTS)
 
 
 class UnknownTokens(NamedTuple):
@@ -89,17 +100,21 @@ class DecodeLayout:
             *(block_size, is_argmax_only),
             *(self._input_ids, self._positions, self._slots, self._first_positions, self._tables),
         )
+        self._shape = (0, 0)
         self._inputs = self._view(0, 0)
 
-    def lay_out(self, rows: IntArray, positions: IntArray) -> tuple[StepInputs, bool]:
+    def lay_out(
+        self, rows: IntArray, positions: IntArray, *, before: SampledHere = NONE_SAMPLED
+    ) -> tuple[StepInputs, bool]:
         """The inputs of a step in which each of ``rows`` computes the token at its position and samples the next; with
-        it, whether some token is still a negative placeholder.
+        it, whether some token is still a negative placeholder. The tokens of the step ``before`` are stored first.
         """
         ends = np.empty(rows.size, dtype=np.int32)
-        num_columns, num_unknown, num_argmax_only = decode_rows.lay_out(rows, positions, ends, *self._memory)
-        inputs = self._inputs
-        if inputs.attention.block_tables.shape[1:] != (rows.size, num_columns):
-            inputs = self._inputs = self._view(rows.size, num_columns)
+        num_columns, num_unknown, num_argmax_only = decode_rows.lay_out(*before, rows, positions, ends, *self._memory)
+        inputs, shape = self._inputs, (rows.size, num_columns)
+        if shape != self._shape:
+            self._shape = shape
+            inputs = self._inputs = self._view(*shape)
         inputs.sampled_rows = rows
         inputs.sampled_positions = ends
         inputs.unknown = None

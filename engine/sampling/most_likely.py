@@ -9,7 +9,8 @@ import torch
 
 from engine.contract.step import IntArray
 from engine.kernels import row_argmax as kernel
-from engine.kernels.call import KernelCall
+from engine.kernels.call import KernelCall, threads_for
+from engine.kernels.row_argmax import ANY_NAN, LOGITS
 
 
 class MaskedTokens(NamedTuple):
@@ -67,11 +68,13 @@ class HostSearch:
         self._call = KernelCall(partial(kernel.compiled_argmax, name), kernel.NUM_PARAMETERS)
         self._masked_call = KernelCall(partial(kernel.compiled_masked_argmax, name), kernel.NUM_MASKED_PARAMETERS)
         self._parameters = self._call.parameters
+        self._shape, self._max_threads = torch.Size((0, 0)), 1
         self._make_room(1)
 
     def search(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``MostLikely``."""
-        num_rows, _ = self._run(logits)
+        self._run(logits)
+        num_rows = self._shape[0]
         return self._token_ids[:num_rows].clone(), self._has_nan[:num_rows].clone()
 
     def token_ids(self, logits: torch.Tensor) -> IntArray | None:
@@ -81,19 +84,25 @@ class HostSearch:
         """
         if logits.dtype is not self._dtype or not logits.is_contiguous():
             return None
-        num_rows, has_nan = self._run(logits)
-        return None if has_nan else self._found[:num_rows].copy()
+        return None if self._run(logits) else self._found[: self._shape[0]].copy()
 
-    def _run(self, logits: torch.Tensor) -> tuple[int, bool]:
-        """Search; returns how many rows there are, and whether any holds a NaN."""
-        parameters = self._parameters
-        num_rows, size = logits.shape
-        if num_rows > len(self._found):
-            self._make_room(num_rows)
-        parameters[kernel.LOGITS], parameters[kernel.ANY_NAN] = logits.data_ptr(), 0
-        parameters[kernel.NUM_ROWS], parameters[kernel.SIZE] = num_rows, size
-        self._call.run_over(num_rows * size)
-        return num_rows, parameters[kernel.ANY_NAN] != 0
+    def _run(self, logits: torch.Tensor) -> bool:
+        """Search; returns whether any row holds a NaN."""
+        parameters, shape = self._parameters, logits.shape
+        if shape != self._shape:
+            self._set_shape(shape)
+        parameters[LOGITS] = logits.data_ptr()
+        self._call.run(max_threads=self._max_threads)
+        if not parameters[ANY_NAN]:
+            return False
+        parameters[ANY_NAN] = 0
+        return True
+
+    def _set_shape(self, shape: torch.Size) -> None:
+        self._shape, self._max_threads = shape, threads_for(shape.numel())
+        self._parameters[kernel.NUM_ROWS], self._parameters[kernel.SIZE] = shape
+        if shape[0] > len(self._found):
+            self._make_room(shape[0])
 
     def allowed(self, logits: torch.Tensor, places: IntArray, words: IntArray) -> MaskedTokens:
         """See ``MostLikely``."""

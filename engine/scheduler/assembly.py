@@ -123,7 +123,7 @@ def assemble(
     return Parts(
         state=state,
         validator=_validator(config, state, grammar_gate, max_model_len=max_model_len, clock=clock),
-        preparations=_preparations(config, state, admission, partial_prefills, grammar_gate, prompt_budget, beams),
+        preparations=_preparations(config, state, admission, partial_prefills, prompt_budget),
         grammar_gate=grammar_gate,
         running=running,
         admission=admission,
@@ -370,11 +370,9 @@ def _preparations(
     state: State,
     admission: Admission,
     partial_prefills: PartialPrefills | None,
-    grammar_gate: GrammarGate | None,
     prompt_budget: PromptBudget | None,
-    beams: BeamRows,
 ) -> list[Preparation]:
-    preparations: list[Preparation] = [part for part in (beams, grammar_gate, prompt_budget) if part is not None]
+    preparations: list[Preparation] = [] if prompt_budget is None else [prompt_budget]
     if config.artificial_preemption_probability and config.max_num_artificial_preemptions:
         preparations.append(
             ArtificialPreemption(

@@ -48,7 +48,8 @@ class BeamRows:
         self._running = running
         self._preemption = preemption
         self._counters = counters
-        self._chosen: dict[Request, BeamGroup] = {}
+        self.chosen: dict[Request, BeamGroup] = {}
+        """Requests whose next beams are chosen and not laid out yet."""
 
     # ---- after a step
 
@@ -85,20 +86,18 @@ class BeamRows:
         continued = {beam.parent_row for beam in group.next_beams}
         for row in set(request.rows) - continued:
             self._live_requests.give_up_row(row)
-        self._chosen[request] = group
+        self.chosen[request] = group
 
     # ---- before a step
 
-    def prepare(self, draft: StepDraft, /) -> None:
+    def lay_out(self, draft: StepDraft) -> None:
         """Lay out the chosen beams, in the order in which their requests are served."""
-        if not self._chosen:
-            return
-        for request in sorted(self._chosen, key=self._preemption.key):
-            group = self._chosen[request]
+        for request in sorted(self.chosen, key=self._preemption.key):
+            group = self.chosen[request]
             if group.next_beams is None:  # the request lost its rows
-                del self._chosen[request]
+                del self.chosen[request]
             elif self._has_room(request, group.next_beams, draft):
-                del self._chosen[request]
+                del self.chosen[request]
                 group.rows = self._lay_out(group.next_beams, draft)
                 group.next_beams = None
 
@@ -129,7 +128,7 @@ class BeamRows:
             is_fresh = beam.parent_row in rows
             row, copies = self._fork(beam.parent_row, num_computed) if is_fresh else (beam.parent_row, ())
             rows.append(row)
-            draft.forked.append(ForkedRow(row, int(self._table.epoch[row]), is_fresh, copies))
+            draft.forked += (ForkedRow(row, int(self._table.epoch[row]), is_fresh, copies),)
         for row, beam in zip(rows, beams, strict=True):
             self._table.go_on_with(row, num_computed, beam.token_ids)
         return tuple(rows)
@@ -165,8 +164,8 @@ class BeamRows:
                 continue
             if not forked.is_fresh:
                 released.append(forked.row)
-            draft.copies.extend(forked.copies)
-            draft.new_rows.append(self._new_row(forked.row))
+            draft.copies += forked.copies
+            draft.new_rows += (self._new_row(forked.row),)
         return reports._replace(released_rows=np.array(released, np.int32))
 
     def _new_row(self, row: int) -> NewRow:

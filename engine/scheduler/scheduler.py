@@ -181,6 +181,10 @@ class Scheduler:
         if (self._leases.by_id or self._standoff.due_s is not None) and (request := self._standoff.find()):
             self._remote_events.do_without(request)
         draft = StepDraft(token_budget=self._config.max_num_batched_tokens)
+        if self._beams.chosen:
+            self._beams.lay_out(draft)
+        if self._grammar_gate is not None and self._live_requests.compiling:
+            self._grammar_gate.let_in()
         for preparation in self._preparations:
             preparation.prepare(draft)
         self._running.run(draft)
@@ -199,7 +203,22 @@ class Scheduler:
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput, *, cores: float = 1.0) -> StepResult:
         """Take in the result of the oldest step in flight, computed on ``cores`` times the engine's own cores."""
-        return self._return_step(output, result, cores) if output.rows.size else self.take_finished()
+        if not output.rows.size:
+            return self.take_finished()
+        self._is_quiet = False
+        step = self._in_flight.popleft()
+        assert step.step_id == output.step_id, f"step {output.step_id} returned before step {step.step_id}"
+        self._kv_cache.step_returned(step.step_id)
+        if self._prompt_delay is not None:
+            self._prompt_delay.step_returned(step.step_id)
+        seconds = self._timer.step_returned(step, cores=cores, ends_s=result.step_ends_s)
+        if self._speculation is not None and self._speculation.served_rows:
+            self._speculation.step_returned(step, seconds)
+        if self._table.unanswered_rows:
+            self._step_output.note_times(step.batch, seconds, end_s=self._timer.returned_s)
+        if result.has_nan is not None:
+            self._counters.num_nan_logits += int(np.count_nonzero(result.has_nan))
+        return self._step_output.apply(step, result)
 
     def lean(self, prompt_share: float) -> None:
         """Set the least share of a step for prompts, relative to the step's time without them; see ``Role``."""
@@ -244,33 +263,6 @@ class Scheduler:
         scheduled_s, since_s = self._timer.step_scheduled()
         is_alone, num_releases = not self._in_flight, self._table.num_releases
         self._in_flight.append(StepInFlight(output.step_id, batch, num_releases, scheduled_s, since_s, is_alone))
-
-    def _return_step(self, output: SchedulerOutput, result: ModelRunnerOutput, cores: float) -> StepResult:
-        self._is_quiet = False
-        step = self._in_flight.popleft()
-        assert step.step_id == output.step_id, f"step {output.step_id} returned before step {step.step_id}"
-        self._kv_cache.step_returned(step.step_id)
-        if self._prompt_delay is not None:
-            self._prompt_delay.step_returned(step.step_id)
-        seconds = self._timer.step_returned(step, cores=cores, ends_s=result.step_ends_s)
-        if self._speculation is not None and self._speculation.served_rows:
-            self._speculation.step_returned(step, seconds)
-        if self._table.unanswered_rows:
-            self._note_steps(step.batch, seconds)
-        if result.has_nan is not None:
-            self._counters.num_nan_logits += int(np.count_nonzero(result.has_nan))
-        return self._step_output.apply(step, result)
-
-    def _note_steps(self, batch: Batch, seconds: float) -> None:
-        """Record the step that just returned in the timelines of traced requests whose known tokens it computed."""
-        table, end_s = self._table, self._timer.returned_s
-        for row in table.unanswered_rows:
-            timeline = table.owner(row).timeline
-            if timeline is None:
-                continue
-            for index in np.flatnonzero((batch.rows == row) & (batch.epochs == table.epoch[row])).tolist():
-                num_tokens = int(batch.num_scheduled_tokens[index])
-                timeline.note_step(start_s=end_s - seconds, end_s=end_s, num_tokens=num_tokens)
 
     # ---- the connector
 

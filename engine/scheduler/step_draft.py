@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from engine.contract.step import EMPTY_INTS, IntArray, NewRow, SchedulerOutput
-from engine.scheduler.live_requests import Reports
+from engine.scheduler.live_requests import NOTHING_TO_REPORT, Reports
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowArray, RowTable
 from kv_transfer.connector import ConnectorOrders
@@ -103,7 +103,7 @@ class StartedRow(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class StepDraft:
-    """The decisions made so far for one step.
+    """The decisions made so far for one step. Made in each step, so it begins without a single list.
 
     is_under_way: the step computes already; only hand-overs may begin, early ones too, in room that is free anyway.
     is_blocked: no waiting request is admitted in this step.
@@ -126,15 +126,15 @@ class StepDraft:
     leaving_rows: tuple[int, ...] = ()
     num_decode_steps: int = 1
     running: Batch | None = None
-    started: list[StartedRow] = field(default_factory=list)
-    new_rows: list[NewRow] = field(default_factory=list)
-    appended: list[Appended] = field(default_factory=list)
-    forked: list[ForkedRow] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    started: tuple[StartedRow, ...] = ()
+    new_rows: tuple[NewRow, ...] = ()
+    appended: tuple[Appended, ...] = ()
+    forked: tuple[ForkedRow, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
 
     def append(self, rows: IntArray, columns: IntArray, block_ids: IntArray, *, group: int) -> None:
         """Record blocks given to running rows, for the runner."""
-        self.appended.append(Appended(rows, columns, block_ids, group))
+        self.appended += (Appended(rows, columns, block_ids, group),)
 
     def has_tokens(self, num_tokens: int, *, is_chunked: bool) -> bool:
         """True when there is budget for a request that must compute ``num_tokens``: for all unless ``is_chunked``."""
@@ -151,8 +151,8 @@ class StepDraft:
         table.num_expected[row] += num_samples
         self.token_budget -= num_tokens
         self.prompt_budget -= num_tokens if num_tokens > 1 else 0
-        self.started.append(StartedRow(row, first, num_tokens, num_samples, int(table.epoch[row])))
-        self.new_rows.append(
+        self.started += (StartedRow(row, first, num_tokens, num_samples, int(table.epoch[row])),)
+        self.new_rows += (
             NewRow(
                 row=row,
                 request_id=request.request_id,
@@ -161,7 +161,7 @@ class StepDraft:
                 block_ids=table.padded_block_tables(row),
                 sampling=request.message.sampling,
                 num_prompt_logprobs=request.num_prompt_logprobs,
-            )
+            ),
         )
 
     def batch(self) -> Batch:
@@ -207,21 +207,27 @@ class StepDraft:
         num_used_blocks: int,
     ) -> SchedulerOutput:
         """The message to the runner."""
+        output = SchedulerOutput(
+            step_id,
+            batch.rows_int32,
+            batch.first_positions,
+            batch.num_scheduled_tokens,
+            batch.num_samples,
+            batch.draft_token_ids,
+            batch.is_decode,
+            self.num_decode_steps,
+            connector_orders=connector_orders,
+            num_used_blocks=num_used_blocks,
+        )
+        if reports is NOTHING_TO_REPORT and not (self.new_rows or self.appended or self.copies):
+            return output  # as in most steps
         append_rows, append_columns, append_block_ids, append_groups = (
             self._joined() if self.appended else NOTHING_APPENDED
         )
         copies = np.array(self.copies, np.int32).reshape(-1, 2).T if self.copies else (EMPTY_INTS, EMPTY_INTS)
-        return SchedulerOutput(
-            step_id=step_id,
-            rows=batch.rows_int32,
-            first_positions=batch.first_positions,
-            num_scheduled_tokens=batch.num_scheduled_tokens,
-            num_samples=batch.num_samples,
-            draft_token_ids=batch.draft_token_ids,
-            is_decode=batch.is_decode,
-            num_decode_steps=self.num_decode_steps,
+        return output._replace(
             released_rows=reports.released_rows,
-            new_rows=tuple(self.new_rows),
+            new_rows=self.new_rows,
             append_rows=append_rows,
             append_columns=append_columns,
             append_block_ids=append_block_ids,
@@ -229,8 +235,6 @@ class StepDraft:
             copy_sources=copies[0],
             copy_targets=copies[1],
             finished_request_ids=reports.finished_request_ids,
-            connector_orders=connector_orders,
-            num_used_blocks=num_used_blocks,
         )
 
     def _joined(self) -> tuple[IntArray, IntArray, IntArray, IntArray]:

@@ -68,6 +68,17 @@ class StepOutputProcessor:
         self._told: list[tuple[str, Told]] = []
         self._found: IntArray = np.empty((row_passes.NUM_FOUND, table.max_num_seqs), np.int32)
 
+    def note_times(self, batch: Batch, seconds: float, *, end_s: float) -> None:
+        """Record a step that returned in the timelines of traced requests whose known tokens it computed."""
+        table = self._table
+        for row in table.unanswered_rows:
+            timeline = table.owner(row).timeline
+            if timeline is None:
+                continue
+            for index in np.flatnonzero((batch.rows == row) & (batch.epochs == table.epoch[row])).tolist():
+                num_tokens = int(batch.num_scheduled_tokens[index])
+                timeline.note_step(start_s=end_s - seconds, end_s=end_s, num_tokens=num_tokens)
+
     def apply(self, step: StepInFlight, result: ModelRunnerOutput) -> StepResult:
         """Take in a step's tokens, and log-probabilities that were asked for.
 
@@ -111,7 +122,7 @@ class StepOutputProcessor:
             self._kv_cache.release_behind_window(left)
         if result.prompt_logprobs:
             self._collect(batch.rows, result.prompt_logprobs)
-        ended: list[int] = found[row_passes.ENDED, :num_ended].tolist()
+        ended: list[int] = found[row_passes.ENDED, :num_ended].tolist() if num_ended else []
         failures = {failure.row: failure.message for failure in result.failures} if result.failures else NO_FAILURES
         return self._emit(sampling_rows, token_ids, starts, ended, result.logprobs, failures)
 

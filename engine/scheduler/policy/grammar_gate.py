@@ -9,7 +9,6 @@ from engine.contract.grammar import GRAMMAR_REFUSED, CompiledGrammar, GrammarCom
 from engine.contract.messages import FinishReason, RequestError
 from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.requests.request import Request
-from engine.scheduler.step_draft import StepDraft
 
 COMPILE_TIMEOUT_S: Final = 60.0
 
@@ -63,10 +62,8 @@ class GrammarGate:
             request.grammar = found
             self._live_requests.add(request)
 
-    def prepare(self, _draft: StepDraft, /) -> None:
+    def let_in(self) -> None:
         """Queue requests whose grammar is compiled, and end those whose grammar failed or timed out, before a step."""
-        if not self._live_requests.compiling:
-            return
         deadline = self.next_deadline_s
         if deadline is None or not (self.is_due or self._clock() >= deadline):
             return

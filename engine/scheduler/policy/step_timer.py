@@ -32,7 +32,8 @@ class StepTimer:
     def __init__(self, *, clock: Callable[[], float], fit: StepTimeFit | None = None) -> None:
         self._clock = clock
         self._fit = fit or StepTimeFit()
-        self._returned_s = -math.inf
+        self.returned_s = -math.inf
+        """When the last step returned."""
         self._is_resting = True
         self._cores = 1.0
         self._unnoted_s = FIRST_PERIOD_S
@@ -51,7 +52,7 @@ class StepTimer:
     def step_scheduled(self) -> tuple[float, float]:
         """Now, when a step is scheduled, and from when on the engine has worked for it; see ``StepInFlight``."""
         now_s = self._clock()
-        since_s = now_s if self._is_resting else self._returned_s
+        since_s = now_s if self._is_resting else self.returned_s
         self._is_resting = False
         return now_s, since_s
 
@@ -59,33 +60,35 @@ class StepTimer:
         """Note that the engine has nothing to compute."""
         self._is_resting = True
 
-    @property
-    def returned_s(self) -> float:
-        """The time at which the last step returned."""
-        return self._returned_s
-
     def step_returned(self, step: StepInFlight, *, cores: float = 1.0, ends_s: Sequence[float] | None = None) -> float:
         """Learn from a step on ``cores`` times the worker's own cores; returns the seconds that it took.
 
         ends_s: when each of several decode steps in one ended; None: nothing is learnt from such steps.
         """
-        now_s, before_s = self._clock(), self._returned_s
+        now_s, before_s, batch, unnoted_s = self._clock(), self.returned_s, step.batch, self._unnoted_s
+        self.returned_s, self._cores = now_s, cores
         begun_s = step.scheduled_s if step.scheduled_s > before_s else before_s
-        learnt_s = now_s - (step.since_s if step.since_s > before_s else before_s)
-        seconds = now_s - begun_s
-        self._returned_s, self._cores = now_s, cores
         if ends_s is not None:
-            self._note_each(step.batch, np.diff(ends_s, prepend=begun_s), cores)
-            return seconds
+            self._note_each(batch, np.diff(ends_s, prepend=begun_s), cores)
+            return now_s - begun_s
+        learnt_s = now_s - (step.since_s if step.since_s > before_s else before_s)
+        if unnoted_s < NOTE_PERIOD_S and not self._fit.is_new and batch.num_tokens == batch.total_samples:
+            self._unnoted_s = unnoted_s + learnt_s  # as most steps
+            self._passed_s += learnt_s
+        else:
+            self._note(batch, learnt_s, cores)
+        return now_s - begun_s
+
+    def _note(self, batch: Batch, learnt_s: float, cores: float) -> None:
+        """Learn from a step if it is due."""
         is_due = self._unnoted_s >= NOTE_PERIOD_S
         if not is_due and self._unnoted_s >= FIRST_PERIOD_S:
-            is_due = self._fit.is_new or (step.batch.num_tokens > step.batch.total_samples and step.batch.has_prompts)
-        if is_due and not step.batch.decodes_often:
-            self._fit.note(work_of(step.batch), learnt_s, cores=cores, passed_s=self._passed_s + learnt_s)
+            is_due = self._fit.is_new or batch.has_prompts
+        if is_due and not batch.decodes_often:
+            self._fit.note(work_of(batch), learnt_s, cores=cores, passed_s=self._passed_s + learnt_s)
             self._unnoted_s, self._passed_s = 0.0, -learnt_s
         self._unnoted_s += learnt_s
         self._passed_s += learnt_s
-        return seconds
 
     def _note_each(self, batch: Batch, seconds: FloatArray, cores: float) -> None:
         """Learn from several decode steps in one as if they had returned one by one.

@@ -82,6 +82,24 @@ def test_a_little_use_commits_nothing_yet_and_nothing_is_committed_beyond_the_en
         assert ahead.num_committed == num_resident(blocks) == 64 << 20
 
 
+def test_what_is_enough_once_stays_enough_and_is_not_more() -> None:
+    """``use`` need not be called with less than ``enough_for``: it would not do anything."""
+    with committing(cache().blocks) as ahead:
+        ahead.wait()
+        ahead.use(COMMIT_BYTES - 1)
+        assert ahead.enough_for == COMMIT_BYTES - 1
+
+        ahead.use(COMMIT_BYTES)  # a quarter of what is kept ahead is missing
+
+        assert ahead.enough_for == COMMIT_BYTES - 1
+        ahead.wait()
+        ahead.use(COMMIT_BYTES)
+        assert ahead.enough_for == COMMIT_BYTES
+        ahead.use(0)
+        assert ahead.enough_for == COMMIT_BYTES
+        assert ahead.num_committed == COMMIT_BYTES + AHEAD_BYTES
+
+
 def test_memory_is_not_committed_on_the_core_of_the_thread_that_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     freed: list[str] = []
     monkeypatch.setattr(commit_ahead, "run_anywhere", lambda: freed.append(threading.current_thread().name))

@@ -193,6 +193,58 @@ def test_f5_once_learned_it_is_known(batch: InputBatch) -> None:
     assert inputs.unknown is None
 
 
+@pytest.fixture
+def late(batch: InputBatch) -> InputBatch:
+    """Rows 1 and 3 hold four tokens each; their fourth ones are to be stored with the next step."""
+    batch.learn(ints(3, 1), ints(3, 3), ints(0, 0))
+    batch.learn_later(ints(3, 1), ints(3, 3), ints(33, 13))
+    return batch
+
+
+def test_tokens_learned_later_are_read_by_the_next_decode_step(late: InputBatch) -> None:
+    inputs = late.prepare(step(ints(1, 3), ints(3, 3), ints(1, 1)))
+
+    assert inputs.is_decode
+    assert inputs.input_ids.tolist() == [13, 33]
+    assert late.history.token_ids[[1, 3], 3].tolist() == [13, 33]
+
+
+def test_tokens_learned_later_are_read_by_the_next_step_of_prompts(late: InputBatch) -> None:
+    output = step(ints(1, 3, 2), ints(2, 3, 0), ints(2, 1, 2), new_row(2, 20, 21))
+    late.apply(output)
+
+    assert late.prepare(output).input_ids.tolist() == [12, 13, 33, 20, 21]
+
+
+def test_tokens_learned_later_do_not_touch_a_row_that_another_request_has_taken(late: InputBatch) -> None:
+    output = step(ints(3, 1), ints(4, 3), ints(1, 1), new_row(3, 50, 51, 52, 53, 54))
+    late.apply(output)
+
+    assert late.prepare(output).input_ids.tolist() == [54, 13]
+    assert late.history.token_ids[3, :5].tolist() == [50, 51, 52, 53, 54]
+
+
+def test_tokens_learned_later_keep_their_order_with_others(late: InputBatch) -> None:
+    late.learn(ints(3), ints(3), ints(34))
+    late.learn_later(ints(1), ints(4), ints(14))
+    late.learn_later(ints(1), ints(5), ints(15))
+
+    inputs = late.prepare(step(ints(1, 3), ints(5, 3), ints(1, 1)))
+
+    assert inputs.input_ids.tolist() == [15, 34]
+    assert late.history.token_ids[1, 3:6].tolist() == [13, 14, 15]
+
+
+def test_tokens_learned_later_are_stored_before_others_are_expected(late: InputBatch) -> None:
+    late.expect(ints(1), ints(4))
+
+    assert late.history.token_ids[1, 3:5].tolist() == [13, UNKNOWN]
+    inputs = late.prepare(step(ints(1, 3), ints(4, 3), ints(1, 1)))
+    assert inputs.input_ids.tolist() == [UNKNOWN, 33]
+    assert inputs.unknown is not None
+    assert inputs.unknown.tokens.tolist() == [0]
+
+
 @pytest.mark.behaviour("F5")
 def test_f5_what_comes_late_does_not_touch_a_row_that_another_request_has_taken(batch: InputBatch) -> None:
     output = step(ints(3, 1), ints(0, 3), ints(5, 1), new_row(3, 50, 51, 52, 53, 54))

@@ -110,3 +110,18 @@ def test_rows_with_masks_are_left_open_where_logits_are_no_plain_array() -> None
     )
 
     assert found.is_open.tolist() == [False, True]
+
+
+@given(
+    searches=st.lists(st.tuples(st.integers(1, 5), st.sampled_from((1, 700)), st.booleans()), min_size=2, max_size=6)
+)
+def test_a_search_is_not_changed_by_the_ones_before_it(searches: list[tuple[int, int, bool]]) -> None:
+    search = MostLikely().on_host(torch.float32)
+    for rows, size, has_nan in searches:
+        logits = torch.randn(rows, size, generator=torch.Generator().manual_seed(rows))
+        logits[-1, 0] = float("nan") if has_nan else 0.0
+
+        token_ids = search.token_ids(logits)
+
+        assert (token_ids is None) == has_nan
+        assert token_ids is None or token_ids.tolist() == logits.argmax(dim=1).tolist()

@@ -85,6 +85,24 @@ def test_p1_without_a_promised_gap_prompts_take_the_whole_budget(promise: Promis
 
 
 @pytest.mark.behaviour("P1")
+def test_p1_the_first_promise_counts_after_steps_that_had_none() -> None:
+    world = make_world()
+    for index in range(8):
+        add_decoding(world, f"row{index}", NO_PROMISE)
+    world.add(make_request("waits", 60))
+    assert [run_step(world) for _ in range(3)] == [0] * 3
+    world.abort("row0")
+    assert run_step(world) == 64 - 7
+    world.abort("row1")
+    world.add(make_request("tight", 5, max_tokens=90, ignore_eos=True, promise=Promise(itl_ms=31.5)))
+    assert run_step(world) == 3 + 5
+    world.abort("row2")
+    world.add(make_request("long", LONG))
+
+    assert run_step(world) == 14, "7 requests decode: 17 of 31.5 ms"
+
+
+@pytest.mark.behaviour("P1")
 def test_p1_without_decoding_requests_prompts_take_the_whole_budget() -> None:
     world = make_world()
 
