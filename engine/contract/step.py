@@ -83,6 +83,8 @@ class SchedulerOutput(NamedTuple):
     draft_token_ids: IntArray = EMPTY_INTS
     is_decode: bool = False
     num_decode_steps: int = 1
+    connector_orders: ConnectorOrders = NO_ORDERS
+    num_used_blocks: int = 0
     released_rows: IntArray = EMPTY_INTS
     new_rows: tuple[NewRow, ...] = ()
     append_rows: IntArray = EMPTY_INTS
@@ -92,8 +94,6 @@ class SchedulerOutput(NamedTuple):
     copy_sources: IntArray = EMPTY_INTS
     copy_targets: IntArray = EMPTY_INTS
     finished_request_ids: tuple[str, ...] = ()
-    connector_orders: ConnectorOrders = NO_ORDERS
-    num_used_blocks: int = 0
 
     @property
     def num_tokens(self) -> int:

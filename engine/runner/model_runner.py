@@ -336,7 +336,7 @@ class ModelRunner:
         """Finish a decode step whose tokens are already known on the host."""
         self._batch.learn_later(inputs.sampled_rows, inputs.sampled_positions, token_ids)
         self._last_step = None
-        return ModelRunnerOutput(sampled_token_ids=token_ids)
+        return ModelRunnerOutput(token_ids)
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         if self._graphs is not None and (hidden := self._graphs.run(inputs, self._write_unknown)) is not None:
@@ -348,9 +348,7 @@ class ModelRunner:
             input_ids, positions = self._upload(inputs.input_ids), self._upload(inputs.positions)
         if inputs.unknown is not None:
             self._write_unknown(inputs, input_ids)
-        return self._model.forward(
-            input_ids, StepContext(positions=positions, plans=plans, between_layers=self.between_layers)
-        )
+        return self._model.forward(input_ids, StepContext(positions, plans, self.between_layers))
 
     def _write_unknown(self, inputs: StepInputs, input_ids: torch.Tensor) -> None:
         """Write the tokens that only the device knows so far into a step's ``input_ids`` on the device."""

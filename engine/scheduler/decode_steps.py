@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from engine.contract.step import IntArray
@@ -54,7 +56,8 @@ class DecodeSteps:
         self._table.num_expected[batch.rows] -= 1
         draft.token_budget -= num_more
         draft.num_decode_steps = num_steps
-        draft.running = batch._replace(
+        draft.running = replace(
+            batch,
             num_scheduled_tokens=counts,
             num_samples=counts,
             num_tokens=batch.num_tokens + num_more,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from engine.contract.config import SchedulerConfig
@@ -15,6 +17,8 @@ from engine.scheduler.requests import row_passes
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowArray, RowTable
 from engine.scheduler.step_draft import NO_LIMIT, Batch, StepDraft
+
+NO_ROWS: Final[frozenset[int]] = frozenset()
 
 
 class RunningPass:
@@ -43,11 +47,11 @@ class RunningPass:
 
     def run(self, draft: StepDraft) -> None:
         """Add the running requests to the step."""
-        stalled: set[int] = set()
-        while (order := self._table.order_int32).size:
+        table, stalled = self._table, NO_ROWS
+        while (order := table.order_int32).size:
             lines = np.empty((row_passes.NUM_LINES, order.size), np.int32)
             num_lacking, num_rows, num_tokens, num_samples = row_passes.advance(
-                self._table.columns,
+                table.columns,
                 order,
                 row_passes.NO_SHARES if self._partial_prefills is None else self._shares(self._partial_prefills, draft),
                 self._threshold,
@@ -59,21 +63,21 @@ class RunningPass:
             if not num_lacking:
                 draft.token_budget -= num_tokens
                 draft.running = self._batch(order, lines, num_rows, num_tokens, num_samples)
-                counts = draft.running.num_scheduled_tokens
-                if draft.prompt_budget < NO_LIMIT and num_tokens > num_rows:
+                if num_tokens > num_rows and draft.prompt_budget < NO_LIMIT:
+                    counts = draft.running.num_scheduled_tokens
                     draft.prompt_budget -= int(counts[counts > 1].sum())
                 break
             lacking = lines[row_passes.LACKING, :num_lacking]
-            rows, ends = self._table.order[lacking], lines[row_passes.ENDS, lacking]
+            rows, ends = table.order[lacking], lines[row_passes.ENDS, lacking]
             if self.extend(draft, rows, ends):
                 continue
             draft.is_blocked = True
-            num_running = len(self._table)
+            num_running = len(table)
             stalled |= self._make_room(rows, ends)
-            self._table.is_stalled[list(stalled)] = 1
-            draft.has_preempted |= len(self._table) < num_running
+            table.is_stalled[list(stalled)] = 1
+            draft.has_preempted |= len(table) < num_running
         if stalled:
-            self._table.is_stalled[:] = 0
+            table.is_stalled[:] = 0
 
     def _shares(self, partial_prefills: PartialPrefills, draft: StepDraft) -> IntArray:
         """Tokens of each running request where prefills share the budget."""
@@ -100,16 +104,16 @@ class RunningPass:
         else:
             counts, num_samples = lines[row_passes.COUNTS], lines[row_passes.NUM_SAMPLES]
         return Batch(
-            rows=rows,
-            rows_int32=rows_int32,
-            first_positions=lines[row_passes.FIRST_POSITIONS],
-            num_scheduled_tokens=counts,
-            ends=lines[row_passes.ENDS],
-            epochs=lines[row_passes.EPOCHS],
-            num_samples=num_samples,
-            draft_token_ids=EMPTY_INTS,
-            num_tokens=num_tokens,
-            total_samples=total_samples,
+            rows,
+            rows_int32,
+            lines[row_passes.FIRST_POSITIONS],
+            counts,
+            lines[row_passes.ENDS],
+            lines[row_passes.EPOCHS],
+            num_samples,
+            EMPTY_INTS,
+            num_tokens,
+            total_samples,
         )
 
     def extend(self, draft: StepDraft, rows: RowArray, ends: IntArray) -> bool:

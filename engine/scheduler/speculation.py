@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -84,7 +85,8 @@ class Speculation:
         # Rows with drafts are not scheduled again before these are verified: until then their length is unknown.
         table.num_expected[rows[counts > 0]] -= 1
         draft.token_budget -= num_drafts
-        draft.running = batch._replace(
+        draft.running = replace(
+            batch,
             num_scheduled_tokens=batch.num_scheduled_tokens + counts,
             num_samples=batch.num_samples + counts,
             draft_token_ids=np.concatenate(parts),

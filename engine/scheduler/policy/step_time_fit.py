@@ -101,7 +101,8 @@ class StepTimeFit:
         self._num_predicted = 0
         self._error = self._delayed = self._delay = 0.0
         self._unfitted: list[tuple[StepWork, float, int, float]] = []
-        self._unfitted_s = 0.0
+        self.unfitted_s = 0.0
+        """Step time since the last fit; with ``FIT_PERIOD_S`` prices are fitted again."""
 
     def note(self, work: StepWork, seconds: float, *, cores: float = 1.0, passed_s: float = 0.0) -> None:
         """Take in the time of a step on ``cores`` times the worker's own cores.
@@ -112,13 +113,13 @@ class StepTimeFit:
         self.is_new = self._num_steps < EARLY_FIT_STEPS[-1]
         seconds = seconds if seconds > CLOCK_TICK_S else CLOCK_TICK_S
         self._unfitted.append((work, seconds, self._num_steps, cores))
-        self._unfitted_s += passed_s if passed_s > seconds else seconds
+        self.unfitted_s += passed_s if passed_s > seconds else seconds
         self._num_prompt_steps += work.num_prompt_tokens > 0
         if self._is_due(has_prompts=work.num_prompt_tokens > 0):
             core_seconds = sum(cores * seconds for _, seconds, _, cores in self._unfitted)
             mean_cores = core_seconds / sum(seconds for _, seconds, *_ in self._unfitted)
             self._take_in()
-            self._unfitted_s = 0.0
+            self.unfitted_s = 0.0
             self.model = self._fitted(mean_cores)
 
     def _take_in(self) -> None:
@@ -146,7 +147,7 @@ class StepTimeFit:
         if not self.model.num_steps:
             return False
         is_early = has_prompts and (self._num_prompt_steps == 1 or self._num_prompt_steps in EARLY_FIT_STEPS)
-        return is_early or self._unfitted_s >= FIT_PERIOD_S
+        return is_early or self.unfitted_s >= FIT_PERIOD_S
 
     def _note_error(self, predicted_s: float, seconds: float) -> None:
         self._num_predicted += 1

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from engine.contract.step_time import StepTimeModel, StepWork
-from engine.scheduler.policy.step_time_fit import STEPS_OF_KIND, FloatArray, StepTimeFit
+from engine.scheduler.policy.step_time_fit import FIT_PERIOD_S, STEPS_OF_KIND, FloatArray, StepTimeFit
 from engine.scheduler.requests import row_passes
 from engine.scheduler.step_draft import Batch, StepInFlight
 
@@ -38,6 +38,8 @@ class StepTimer:
         self._cores = 1.0
         self._unnoted_s = FIRST_PERIOD_S
         self._passed_s = 0.0
+        self._noted: list[tuple[Batch, float, float, float]] = []
+        self._noted_s = 0.0
 
     @property
     def model(self) -> StepTimeModel:
@@ -85,10 +87,21 @@ class StepTimer:
         if not is_due and self._unnoted_s >= FIRST_PERIOD_S:
             is_due = self._fit.is_new or batch.has_prompts
         if is_due and not batch.decodes_often:
-            self._fit.note(work_of(batch), learnt_s, cores=cores, passed_s=self._passed_s + learnt_s)
+            passed_s = self._passed_s + learnt_s
+            self._noted.append((batch, learnt_s, cores, passed_s))
+            self._noted_s += passed_s if passed_s > learnt_s else learnt_s
             self._unnoted_s, self._passed_s = 0.0, -learnt_s
+            if self._noted_s >= FIT_PERIOD_S or self._fit.is_new or batch.has_prompts:
+                self.take_in()
         self._unnoted_s += learnt_s
         self._passed_s += learnt_s
+
+    def take_in(self) -> None:
+        """Let the fit have the noted steps. It is not due before, and one by one they would find cold caches."""
+        for batch, seconds, cores, passed_s in self._noted:
+            self._fit.note(work_of(batch), seconds, cores=cores, passed_s=passed_s)
+        self._noted.clear()
+        self._noted_s = self._fit.unfitted_s
 
     def _note_each(self, batch: Batch, seconds: FloatArray, cores: float) -> None:
         """Learn from several decode steps in one as if they had returned one by one.
@@ -96,6 +109,7 @@ class StepTimer:
         Each step reads the tokens that the one before it added. A new worker learns from each step that it would note;
         later it learns only from those that it would keep.
         """
+        self.take_in()
         num_rows, context = batch.rows.size, int(batch.ends.sum(dtype=np.int64))
         ended_s = np.cumsum(seconds)
         begun_s = ended_s - seconds
@@ -120,6 +134,7 @@ class StepTimer:
             note(at)
         self._unnoted_s += float(ended_s[-1])
         self._passed_s += float(ended_s[-1])
+        self._noted_s = self._fit.unfitted_s
 
 
 def work_of(batch: Batch) -> StepWork:

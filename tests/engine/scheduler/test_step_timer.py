@@ -131,6 +131,7 @@ def test_of_short_steps_only_some_are_learnt_from(fit: Noted, period_s: float) -
         world.schedule()
         world.now_s += period_s / 10
         world.complete_step()
+    world.scheduler._timer.take_in()
 
     assert len(steps) == pytest.approx(10, abs=1)
 
@@ -172,6 +173,7 @@ def test_several_decode_steps_in_one_are_learnt_from_as_if_they_came_one_by_one(
             world.now_s = float(ends_s[-1])
             timer.step_returned(step, ends_s=ends_s.tolist() if num_at_once > 1 else None)
             world.complete_step()
+        timer.take_in()
         kinds.append([(*work, pytest.approx(step_s)) for work, step_s in noted.steps])
 
     single, at_once = kinds
