@@ -4,9 +4,9 @@
 
 One engine decodes ``batch`` streams of the 125 M random Llama. ``forward`` and ``logits`` are the model, all else is
 overhead: first steps in which only the model is timed, then as many in which every part is, which costs some more:
-``schedule``, ``prepare`` (rows, inputs, attention plan), ``sample``, ``update`` (results into requests and blocks) and
-``rest``, what is left of the step. ``publish`` comes after a step, and is no part of it: an engine that serves makes
-the messages for its clients in another thread, while the next step computes.
+``schedule``, ``prepare`` (the tokens of the step before, rows, inputs, attention plan), ``sample``, ``update`` (results
+into requests and blocks) and ``rest``, what is left of the step. ``publish`` comes after a step, and is no part of it:
+an engine that serves makes the messages for its clients in another thread, while the next step computes.
 Rows: ``<dtype>/step/<batch>`` and ``<dtype>/overhead/<batch>`` in us, medians over steps, with the parts beside the
 latter, and ``<dtype>/overhead_share/<batch>`` in percent of the step.
 """

@@ -2,8 +2,8 @@
 
 A running request occupies a *row*: a stable index below ``max_num_seqs`` into arrays of which the scheduler and the
 runner each own a copy. The scheduler sends only changes: new rows, appended blocks, released rows. A decode step
-without changes is three arrays. Objects made in every step are named tuples: a frozen dataclass costs a call for each
-field.
+without changes is three arrays. Objects made in every step are named tuples, or have slots and are not frozen: a frozen
+dataclass costs a call for each field.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class NewRow:
 
 
 class SchedulerOutput(NamedTuple):
-    """The work of one step.
+    """The work of one step. Those fields come first that every step sets, by position.
 
     Applied in this order: ``released_rows``, ``new_rows``, appended blocks, copied blocks, then the run.
 

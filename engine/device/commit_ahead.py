@@ -58,10 +58,10 @@ class CommitAhead:
         """
         self._wanted = max(self._wanted, min(num_bytes + self._ahead_bytes, self._end))
         num_missing = self._wanted - self._committed
-        if self._is_over or num_missing < min(self._ahead_bytes // 4, self._end - self._committed):
+        is_enough = num_missing <= 0 or num_missing < min(self._ahead_bytes // 4, self._end - self._committed)
+        if is_enough or self._is_over:
             self.enough_for = max(self.enough_for, num_bytes)
-            return
-        if num_missing > 0 and (self._thread is None or not self._thread.is_alive()):
+        elif self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._commit, name="baton-kv-commit", daemon=True)
             self._thread.start()
 

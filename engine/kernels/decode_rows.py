@@ -45,7 +45,7 @@ def lay_out(
 ):
     """Write the inputs of a step in which each of ``rows`` computes the token at its position ``at``.
 
-    Before that token_ids[stored_row, stored_at] = stored, for each of ``stored``.
+    Before that, token_ids[stored_row, stored_at] = stored for each of ``stored``.
     Read, for all rows of the batch: token_ids, block_tables [num_groups, num_rows, num_columns], is_argmax_only;
     windows: [num_groups], 0 for none.
     Written: ends, the positions after ``at``; slots, [num_groups, num_rows]; tables, [num_groups, num_rows,

@@ -99,10 +99,10 @@ class HostSearch:
         return True
 
     def _set_shape(self, shape: torch.Size) -> None:
-        self._shape, self._max_threads = shape, threads_for(shape.numel())
         self._parameters[kernel.NUM_ROWS], self._parameters[kernel.SIZE] = shape
         if shape[0] > len(self._found):
             self._make_room(shape[0])
+        self._shape, self._max_threads = shape, threads_for(shape.numel())
 
     def allowed(self, logits: torch.Tensor, places: IntArray, words: IntArray) -> MaskedTokens:
         """See ``MostLikely``."""

@@ -1,7 +1,7 @@
 """The step that is being put together; once complete, it becomes a ``SchedulerOutput``. Free of torch.
 
-What every step makes has slots and is made by position: with the caches that a model's step leaves behind, a named
-tuple made with names takes twice as long.
+``Batch`` and ``StepInFlight`` have slots, and every step makes them by position: with the caches that a model's step
+leaves behind, a named tuple made with names takes twice as long. The order of their fields matters.
 """
 
 from __future__ import annotations

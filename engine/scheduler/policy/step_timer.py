@@ -97,7 +97,9 @@ class StepTimer:
         self._passed_s += learnt_s
 
     def take_in(self) -> None:
-        """Let the fit have the noted steps. It is not due before, and one by one they would find cold caches."""
+        """Let the fit have the noted steps: when it may fit prices anew, and not each one at its end, when caches are
+        cold.
+        """
         for batch, seconds, cores, passed_s in self._noted:
             self._fit.note(work_of(batch), seconds, cores=cores, passed_s=passed_s)
         self._noted.clear()

@@ -80,6 +80,8 @@ def test_a_little_use_commits_nothing_yet_and_nothing_is_committed_beyond_the_en
 
         ahead.wait()
         assert ahead.num_committed == num_resident(blocks) == 64 << 20
+        ahead.use(64 << 20)
+        assert ahead.enough_for == 64 << 20
 
 
 def test_what_is_enough_once_stays_enough_and_is_not_more() -> None:

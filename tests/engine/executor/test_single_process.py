@@ -79,6 +79,19 @@ def test_memory_of_the_cache_is_committed_ahead_of_the_blocks_in_use(
     assert max(used) == num_blocks * built.facts.layout.block_bytes
 
 
+def test_a_step_does_not_ask_for_memory_that_is_committed(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+    use = CommitAhead.use
+    monkeypatch.setattr(CommitAhead, "use", lambda ahead, num_bytes: (used.append(num_bytes), use(ahead, num_bytes)))
+    built = build_engine(small_engine_config(checkpoint("llama"), num_blocks=70))
+
+    generate(built.core, [greedy_request("r", PROMPT, max_tokens=8)])
+
+    assert len(used) == len(set(used)), "a cache of this size is not committed ahead: once asked, nothing is left to do"
+
+
 def test_closing_an_engine_frees_its_model(checkpoint: Callable[[str], Path]) -> None:
     built = build_engine(small_engine_config(checkpoint("llama")))
     assert isinstance(built.executor, SingleProcessExecutor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.contract.step_time import StepWork
-from engine.scheduler.policy.step_time_fit import STEPS_OF_KIND, StepTimeFit
+from engine.scheduler.policy.step_time_fit import FIT_PERIOD_S, STEPS_OF_KIND, StepTimeFit
 from engine.scheduler.policy.step_timer import FIRST_PERIOD_S, NOTE_PERIOD_S, StepTimer, work_of
 from tests.support.scheduler.scheduler_requests import make_config, make_request
 from tests.support.scheduler.scheduler_world import SchedulerWorld, drafts_for_worlds
@@ -147,6 +148,63 @@ def test_steps_with_prompts_are_learnt_from_however_soon_they_come() -> None:
         world.complete_step()
 
     assert [work.num_prompt_tokens for work, _ in steps] == [6, 6, 6]
+
+
+def test_noted_steps_are_learnt_from_in_their_order_before_one_with_prompts() -> None:
+    world = SchedulerWorld(make_config(), num_blocks=64)
+    steps = watched(world, Noted(num_new=0))
+    world.add(make_request("a", 6, max_tokens=50, ignore_eos=True))
+
+    for seconds in (0.1, 0.2, 0.3):
+        world.schedule()
+        world.now_s += seconds
+        world.complete_step()
+    assert [seconds for _, seconds in steps] == [pytest.approx(0.1)], "the one with the prompt"
+    world.add(make_request("b", 6))
+    world.schedule()
+    world.now_s += 0.4
+    world.complete_step()
+
+    assert [seconds for _, seconds in steps] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+
+
+def test_noted_steps_are_learnt_from_when_prices_are_to_be_fitted() -> None:
+    world = SchedulerWorld(make_config(), num_blocks=64)
+    steps = watched(world, Noted(num_new=0))
+    world.add(make_request("a", 6, max_tokens=50, ignore_eos=True))
+
+    for _ in range(8):
+        world.schedule()
+        world.now_s += FIT_PERIOD_S / 4
+        world.complete_step()
+
+    assert len(steps) == 1 + 4, "not the last three"
+
+
+def test_noted_steps_are_learnt_from_before_several_in_one() -> None:
+    config = make_config(max_decode_steps=4, cuts_decode_steps=True, budget=64)
+    world = SchedulerWorld(config, num_blocks=80, max_model_len=100)
+    fit = Noted(num_new=0)
+    timer = StepTimer(clock=lambda: world.now_s, fit=fit)
+    world.add(make_request("a", 6, max_tokens=50, ignore_eos=True))
+    world.step()
+    world.schedule()
+    several = world.scheduler._in_flight[0]
+    world.complete_step()
+    ones = np.ones(1, np.int32)
+    batch = replace(several.batch, num_scheduled_tokens=ones, num_samples=ones, num_tokens=1, total_samples=1)
+    one = replace(several, batch=batch)
+
+    for _ in range(2):
+        world.now_s += NOTE_PERIOD_S
+        timer.step_returned(one)
+    assert fit.steps == []
+    ends_s = world.now_s + np.cumsum([0.06, 0.07, 0.08, 0.09])
+    world.now_s = float(ends_s[-1])
+    timer.step_returned(several, ends_s=ends_s.tolist())
+
+    assert [seconds for _, seconds in fit.steps][-4:] == pytest.approx([0.06, 0.07, 0.08, 0.09])
+    assert len(fit.steps) == 5, "of the first two, one is noted"
 
 
 @given(
