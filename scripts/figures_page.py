@@ -76,12 +76,14 @@ HTTP_RUNS = (
     Run("serving_peer_float32", "float32, a slower AMD EPYC"),
     Run("serving_peer_bfloat16_xeon", "bfloat16, Intel Xeon whose AMX is hidden from the virtual machine"),
     Run("serving_peer_float32_xeon", "float32, the same Xeon"),
+    Run("serving_peer_bfloat16_amx", "bfloat16, Intel Xeon with AMX"),
 )
 
 ENGINE_RUNS = (
     Run("engine_peers", "AMD EPYC"),
     Run("engine_zen4", "a slower AMD EPYC"),
     Run("engine_xeon", "Intel Xeon whose AMX is hidden from the virtual machine"),
+    Run("engine_amx", "Intel Xeon with AMX"),
     Run("engine", "AMD EPYC, beside transformers"),
 )
 
@@ -104,6 +106,7 @@ def http_part() -> Iterator[str]:
         "*one worker* computes everything with both threads, as vLLM's engine does. Figures are medians.\n\n"
         "Where the command has `--turns`, the sides took turns of seconds. The other tables are from an earlier\n"
         "version of the script, in which each side had minutes of its own: their ratios are less certain.\n"
+        "The Xeon with AMX was several times slower in some minutes than in others, and took back idle memory.\n"
     )
     for run in HTTP_RUNS:
         figures, source = read(run.file)
