@@ -8,9 +8,9 @@ from functools import cache, partial
 import torch
 from llvmlite import binding
 
-from engine.kernels import panel_product as kernel
 from engine.kernels.call import KernelCall
-from engine.kernels.tile_product import MAX_ROWS, PANEL, UNROLLED, WORD_BYTES
+from engine.kernels.products import panel_product as kernel
+from engine.kernels.products.tile_product import MAX_ROWS, PANEL, UNROLLED, WORD_BYTES
 
 PAIRS = "bfloat16 pairs"
 ALIAS_BYTES = 4096

@@ -14,8 +14,8 @@ from numba import carray, njit
 from engine.kernels.activation import ALPHA, CLAMPED_GATE, LIMIT, NUM_CLAMP_NUMBERS, bend_row
 from engine.kernels.compiled import BODY_OPTIONS, PART_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.machine_code import add_to, address_of, look_at, narrow, pointer, take_next, widen
+from engine.kernels.products.tile_product import MAX_ROWS, PANEL, multiply_tile
 from engine.kernels.row_loops import add_row, clamped_gate_row
-from engine.kernels.tile_product import MAX_ROWS, PANEL, multiply_tile
 
 FLOAT32_BYTES, COUNTER_BYTES = 4, 8
 

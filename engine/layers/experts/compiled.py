@@ -11,7 +11,7 @@ from llvmlite import binding
 
 from engine.kernels.call import KernelCall
 from engine.kernels.experts import mixture as kernel
-from engine.kernels.tile_product import PANEL, UNROLLED
+from engine.kernels.products.tile_product import PANEL, UNROLLED
 from engine.layers.activation import ClampNumbers, gate_kind
 from engine.layers.layer_spec import Activation, GateClamp
 from engine.layers.panel_weight import narrowest_exact, suits_panels

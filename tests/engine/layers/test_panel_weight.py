@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.kernels.lanes import HAS_BFLOAT16_UNIT
-from engine.kernels.panel_product import BLOCK_WORDS, CHUNK_BYTES, WIDENING_ROWS
-from engine.kernels.tile_product import PANEL, WORD_BYTES
+from engine.kernels.products.panel_product import BLOCK_WORDS, CHUNK_BYTES, WIDENING_ROWS
+from engine.kernels.products.tile_product import PANEL, WORD_BYTES
 from engine.layers.packed_weight import Multiply, pack
 from engine.layers.panel_weight import PanelWeight, fits_panels, multiplies_pairs, rows_for_product, suits_panels
 

@@ -13,8 +13,8 @@ from numba import carray, njit
 
 from engine.kernels.compiled import BODY_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.machine_code import address_of, take_next
+from engine.kernels.products.tile_product import MAX_ROWS, PANEL, UNROLLED, WORD_BYTES, multiply_tile
 from engine.kernels.row_loops import convert_row
-from engine.kernels.tile_product import MAX_ROWS, PANEL, UNROLLED, WORD_BYTES, multiply_tile
 
 CHUNK_BYTES = 3 << 19
 """Bytes of the input that go through a panel before the next panel is loaded: they stay in a core's own cache."""
