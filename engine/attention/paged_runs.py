@@ -14,6 +14,7 @@ from engine.attention.backend import AttentionBatch
 from engine.attention.paged_queries import NO_WINDOW, HeadGroups, ScoreParameters
 from engine.contract.step import IntArray
 from engine.device.kv_cache import KVCache
+from engine.kernels.amx import has_tiles, tile_sizes
 from engine.kernels.attention import run_attention as kernel
 from engine.kernels.call import KernelCall
 from engine.kernels.lanes import HAS_BFLOAT16_UNIT
@@ -23,15 +24,18 @@ TARGET_ROWS = 384
 """Query rows (queries times heads of a group) that share a tile's packed keys: packing then costs a few percent."""
 
 
+_TILE_SIZES = tile_sizes({})
+
+
 class RunKernel:
     """The compiled kernel over one cache. One step at a time."""
 
-    def __init__(self, cache: KVCache, *, has_pairs: bool) -> None:
+    def __init__(self, cache: KVCache, *, has_pairs: bool, in_tiles: bool = False) -> None:
         layout = cache.layout
         self.head_groups = groups = HeadGroups(layout)
         self.rows_per_layer = layout.num_parts * layout.block_size
         self.scores = ScoreParameters()
-        compiled = partial(kernel.compiled_run_attention, layout.dtype, has_pairs=has_pairs)
+        compiled = partial(kernel.compiled_run_attention, layout.dtype, has_pairs=has_pairs, in_tiles=in_tiles)
         self.call = KernelCall(compiled, kernel.NUM_PARAMETERS)
         parameters = self.call.parameters
         parameters[kernel.CACHE] = cache.blocks.data_ptr()
@@ -40,6 +44,7 @@ class RunKernel:
         parameters[kernel.NUM_CACHE_ROWS] = cache.num_blocks * groups.rows_per_block
         parameters[kernel.VALUE_ROWS] = (layout.num_parts - 1) * layout.block_size
         parameters[kernel.NUMBERS] = self.scores.address
+        parameters[kernel.TILE_SIZES] = _TILE_SIZES.ctypes.data
 
 
 class PagedRuns:
@@ -116,11 +121,8 @@ def choose_run_kernel(cache: KVCache) -> RunKernel | None:
     """
     if cache.blocks.device.type != "cpu" or not is_run_machine():
         return None
-    features = binding.get_host_cpu_features()
-    is_bfloat16 = cache.layout.dtype == "bfloat16"
-    if is_bfloat16 and features.get("amx-bf16", False):
-        return None
-    return RunKernel(cache, has_pairs=is_bfloat16 and HAS_BFLOAT16_UNIT and cache.layout.head_dim % 2 == 0)
+    has_pairs = cache.layout.dtype == "bfloat16" and HAS_BFLOAT16_UNIT and cache.layout.head_dim % 2 == 0
+    return RunKernel(cache, has_pairs=has_pairs, in_tiles=has_pairs and has_tiles())
 
 
 @cache

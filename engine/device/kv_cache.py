@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-
 import torch
 
 from engine.device.allocation import plain_memory
+from engine.device.huge_pages import map_huge
 from kv_transfer.layout import KEYS_AND_VALUES, KVLayout, KVRegion, MemoryKind
 
 
@@ -34,7 +32,7 @@ class KVCache:
         layers, parts = layout.layers_per_block, layout.num_parts
         shape = (num_all, layout.num_kv_heads, layers, parts, layout.block_size, layout.head_dim)
         if device.type == "cpu":
-            self.blocks = torch.frombuffer(_allocate(num_all * layout.block_bytes), dtype=dtype).view(shape)
+            self.blocks = torch.frombuffer(map_huge(num_all * layout.block_bytes), dtype=dtype).view(shape)
         else:
             with plain_memory():
                 self.blocks = torch.zeros(shape, dtype=dtype, device=device)
@@ -81,14 +79,3 @@ class KVCache:
         self.keys(index).index_put_(places, key)
         if self.layout.num_parts == KEYS_AND_VALUES:
             self.values(index).index_put_(places, value)
-
-
-def _allocate(num_bytes: int) -> mmap.mmap:
-    """Zeroed memory, in huge pages where the system has them. Blocks are scattered, and with small pages address
-    translation costs attention a tenth of its speed.
-    """
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # the kernel has no huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory

@@ -13,7 +13,10 @@ import numpy as np
 from numba import carray, njit, types
 from numba.extending import overload
 
-from engine.kernels.attention.dot_tile import COLUMNS, ROWS, WORD_BYTES, add_tile, set_tile
+from engine.kernels.amx import TILE_ROWS
+from engine.kernels.attention.dot_tile import COLUMNS, WORD_BYTES
+from engine.kernels.attention.run_units import IN_LANES, IN_TILES, add, begin, finish, rows_of, score
+from engine.kernels.attention.soft_rows import SIDE, decay, raise_peaks, soften_rows
 from engine.kernels.compiled import (
     BODY_OPTIONS,
     NUM_SCORE_NUMBERS,
@@ -24,14 +27,22 @@ from engine.kernels.compiled import (
     add_to_each,
     cap_scores,
     compile_kernel,
-    exp,
     start_softmax,
 )
+from engine.kernels.lanes import LANES
 from engine.kernels.machine_code import address_of, narrow, pointer, take_next, widen
-from engine.kernels.row_loops import highest_score, soften_row
 
 KEYS = 128
 """Positions in a tile. Their packed keys and values and the scores of a few rows fit a core's L1 cache."""
+
+LOWEST = np.float32(-3e38)
+"""A maximum before the first key. Unlike infinity it leaves a number when it is subtracted from itself."""
+
+TILES = 3
+"""Tiles of query rows side by side: one would wait for its scores, then for its weights. Measured with 1 to 4."""
+
+NUM_PEAKS = TILES * TILE_ROWS
+"""At least the rows side by side, in whole registers."""
 
 # The fields of the parameter block, all int64.
 COUNTER, QUERY, OUTPUT, TABLES, ITEMS, CACHE = range(6)  # addresses
@@ -44,7 +55,8 @@ NUMBERS, SINKS = (
     21,
 )  # addresses of float32: ``NUM_SCORE_NUMBERS`` numbers; the sinks of all heads, 0 for none
 VALUE_DIM, VALUE_ROWS = 22, 23  # size of a value; its distance from its key in cache rows, 0: it is part of the key
-NUM_PARAMETERS = 24
+TILE_SIZES = 24  # address; only with ``in_tiles``
+NUM_PARAMETERS = 25
 
 # The columns of ``ITEMS``, int32: a run of queries of one request.
 FIRST_TOKEN, NUM_QUERIES, FIRST_POSITION, TABLE = range(4)
@@ -97,91 +109,89 @@ def _pack_keys(rows, indices, count, packed):
 
 
 @njit(**PART_OPTIONS)
-def _pack_queries(query, first_token, num_queries, first_head, group, packed):
+def _pack_queries(query, first_token, num_queries, first_head, group, packed, height):
     """Pack queries by position, then by the heads of a group; rows that pad a tile are zero."""
     for index in range(num_queries):
         for g in range(group):
             source, target = query[first_token + index, first_head + g], packed[index * group + g]
             for d in range(len(source)):
                 target[d] = narrow(widen(source[d]), target[d])
-    packed[num_queries * group : num_queries * group + ROWS] = 0
+    packed[num_queries * group : num_queries * group + height] = 0
 
 
 @njit(**PART_OPTIONS)
-def _soften(scores, low, high, width, scale, softcap, row, maxima, totals, sums, weights):
-    """Turn a row's scores into weights relative to its running maximum, and rescale the previous sums to it.
+def _mask(place, window, height, width, scale, softcap, scores):
+    """Hide from each row the keys that it must not see."""
+    row, num_rows, group, first, base, count = place
+    for index in range(height):
+        position = first + (row + index) // group
+        low, high = max(position - window + 1 - base, 0), min(position + 1 - base, count)
+        if softcap > 0:
+            cap_scores(scores[index], width, scale, softcap)
+        if row + index >= num_rows or low >= high:
+            low = width
+        for t in range(min(low, width)):
+            scores[index, t] = -np.inf
+        for t in range(max(high, 0), width):
+            scores[index, t] = -np.inf
 
-    Scores and maxima are not multiplied with ``scale`` yet.
+
+@njit(**PART_OPTIONS)
+def _soften(row, height, width, scale, state, scores, weights, softmax):
+    """Turn scores into weights relative to the running maxima, and rescale the previous sums to them.
+
+    Scores and maxima are not multiplied with ``scale`` yet. softmax: [3, ``NUM_PEAKS``], scratch.
     """
-    if softcap > 0:
-        cap_scores(scores, width, scale, softcap)
-    scores[:low] = -np.inf
-    scores[high:width] = -np.inf
-    highest = highest_score(address_of(scores), width, maxima[row])
-    correction = exp((maxima[row] - highest) * scale)
-    total = soften_row(address_of(scores), address_of(weights), width, highest, scale, weights[0])
-    maxima[row] = highest
-    totals[row] = totals[row] * correction + total
-    if correction != np.float32(1.0):
-        for d in range(sums.shape[1]):
-            sums[row, d] *= correction
-
-
-@njit(**PART_OPTIONS)
-def _score(queries, row, keys, width, scores):
-    """Dot products of a tile of queries with the first ``width`` keys of a tile."""
-    source, stride = address_of(queries) + row * queries.strides[0], queries.strides[0]
-    for start in range(0, width * WORD_BYTES, COLUMNS * WORD_BYTES):
-        packed, target = address_of(keys) + start, address_of(scores) + start
-        tile_bytes = KEYS * WORD_BYTES
-        set_tile(source, stride, packed, tile_bytes, stride // WORD_BYTES, target, tile_bytes, queries[0, 0])
-
-
-@njit(**PART_OPTIONS)
-def _add(weights, width, values, sums, row):
-    """Add the first ``width`` values of a tile, multiplied by their weights."""
-    source, stride, num_words = address_of(weights), weights.strides[0], width * weights.itemsize // WORD_BYTES
-    first_sum = address_of(sums) + row * sums.strides[0]
-    for start in range(0, sums.strides[0], COLUMNS * WORD_BYTES):
-        packed = address_of(values) + start
-        add_tile(
-            source, stride, packed, values.strides[0], num_words, first_sum + start, sums.strides[0], weights[0, 0]
-        )
+    sums, maxima, totals = state
+    peaks, factors, added = softmax
+    for index in range(height):
+        peaks[index] = maxima[row + index]
+    for index in range(0, height, SIDE):
+        raise_peaks(address_of(scores[index]), scores.strides[0], width, address_of(peaks[index:]))
+    for start in range(0, height, LANES):
+        decay(address_of(maxima[row + start :]), address_of(peaks[start:]), scale, address_of(factors[start:]))
+    for index in range(0, height, SIDE):
+        rows, targets = address_of(scores[index]), address_of(weights[index])
+        at, into = address_of(peaks[index:]), address_of(added[index:])
+        soften_rows(rows, scores.strides[0], targets, weights.strides[0], width, at, scale, into, weights[0, 0])
+    for index in range(height):
+        maxima[row + index] = peaks[index]
+        totals[row + index] = totals[row + index] * factors[index] + added[index]
+        if factors[index] != np.float32(1.0):
+            for d in range(sums.shape[1]):
+                sums[row + index, d] *= factors[index]
 
 
 @njit(**BODY_OPTIONS)
-def _attend_rows(place, window, scale, softcap, operands, state, scratch):
-    """Process one tile of query rows with one tile of keys.
+def _attend_rows(place, window, scale, softcap, operands, state, scratch, unit):
+    """Process a few tiles of query rows with one tile of keys.
 
     place: first row, number of rows, heads of a group, the first row's position, the first key's position, number of
         keys.
     """
     row, num_rows, group, first, base, count = place
     queries, keys, values = operands
-    sums, maxima, totals = state
-    scores, weights = scratch
-    visible = min(count, first + (min(row + ROWS, num_rows) - 1) // group + 1 - base)
+    scores, weights, softmax = scratch
+    tile = rows_of(unit)
+    height = min(len(scores), (num_rows - row + tile - 1) // tile * tile)
+    scores, weights = scores[:height], weights[:height]
+    visible = min(count, first + (min(row + height, num_rows) - 1) // group + 1 - base)
     if visible <= 0 or first + row // group - window + 1 >= base + KEYS:
         return
     width = (visible + COLUMNS - 1) // COLUMNS * COLUMNS
-    _score(queries, row, keys, width, scores)
-    for index in range(ROWS):
-        position = first + (row + index) // group
-        low, high = max(position - window + 1 - base, 0), min(position + 1 - base, count)
-        if row + index < num_rows and low < high:
-            _soften(scores[index], low, high, width, scale, softcap, row + index, maxima, totals, sums, weights[index])
-        else:
-            weights[index, :width] = 0
-    _add(weights, width, values, sums, row)
+    score(queries, row, keys, width, scores, unit)
+    _mask(place, window, height, width, scale, softcap, scores)
+    _soften(row, height, width, scale, state, scores, weights, softmax)
+    add(weights, width, values, state[0], row, unit)
 
 
 @njit(**BODY_OPTIONS)
-def _attend(p, query, rows, words, output, product, packed):
+def _attend(p, query, rows, words, output, product, packed, unit):
     """Take (run of queries, key-value head) pairs from the shared counter until none is left.
 
     query: [num_tokens, num_heads, head_dim]; output: the same with VALUE_DIM; rows: [cache rows, head_dim] in storage
         type; words: the same memory as the product's words; product, packed: [0], they carry the type of the operands
-        and of the packed values.
+        and of the packed values; unit: [0], see ``run_units``.
     """
     num_kv_heads, group, head_dim, block_size = p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM], p[BLOCK_SIZE]
     items = carray(pointer(p[ITEMS]), (p[NUM_ITEMS], ITEM_WIDTH), dtype=np.int32)
@@ -189,27 +199,32 @@ def _attend(p, query, rows, words, output, product, packed):
     numbers = carray(pointer(p[NUMBERS]), (NUM_SCORE_NUMBERS,), dtype=np.float32)
     scale, softcap = numbers[SCALE], numbers[SOFTCAP]
     sinks = carray(pointer(p[SINKS]), (num_kv_heads * group,), dtype=np.float32)
-    max_rows = p[MAX_QUERIES] * group + ROWS
+    height = TILES * rows_of(unit)
+    max_rows = p[MAX_QUERIES] * group + height
     width = (head_dim + COLUMNS - 1) // COLUMNS * COLUMNS  # padded with zeros if the head is narrower
     value_width = (p[VALUE_DIM] + COLUMNS - 1) // COLUMNS * COLUMNS
     queries = np.zeros((max_rows, width), dtype=product.dtype)
     sums = np.empty((max_rows, value_width), dtype=np.float32)
-    maxima = np.empty(max_rows, dtype=np.float32)
+    maxima = np.empty(max_rows + NUM_PEAKS, dtype=np.float32)
     totals = np.empty(max_rows, dtype=np.float32)
+    softmax = np.empty((3, NUM_PEAKS), dtype=np.float32)
     keys = np.zeros((width * product.itemsize // WORD_BYTES, KEYS), dtype=np.float32)
     values = np.zeros((KEYS * product.itemsize // WORD_BYTES, value_width), dtype=packed.dtype)
-    scores = np.empty((ROWS, KEYS), dtype=np.float32)
-    weights = np.zeros((ROWS, KEYS), dtype=product.dtype)
+    scores = np.empty((height, KEYS), dtype=np.float32)
+    weights = np.zeros((height, KEYS), dtype=product.dtype)
     indices = np.empty(KEYS, dtype=np.int64)
     operands, state = (queries, keys, values), (sums, maxima, totals)
+    begin(unit, p[TILE_SIZES])
     number = take_next(p[COUNTER])
     while number < p[NUM_ITEMS] * num_kv_heads:
         item, head = items[number // num_kv_heads], number % num_kv_heads
         first, num_queries = np.int64(item[FIRST_POSITION]), np.int64(item[NUM_QUERIES])
         num_rows, table = num_queries * group, tables[item[TABLE]]
-        _pack_queries(query, item[FIRST_TOKEN], num_queries, head * group, group, queries)
-        sums[: num_rows + ROWS] = 0.0
+        _pack_queries(query, item[FIRST_TOKEN], num_queries, head * group, group, queries, height)
+        sums[: num_rows + height] = 0.0
         start_softmax(sinks[head * group :], p[SINKS] != 0, scale, group, maxima[:num_rows], totals)
+        for row in range(num_rows + height):
+            maxima[row] = max(maxima[row], LOWEST) if row < num_rows else LOWEST
         end = first + num_queries
         first_seen = max(first - p[WINDOW] + 1, 0)
         for base in range(first_seen // KEYS * KEYS, end, KEYS):
@@ -221,22 +236,24 @@ def _attend(p, query, rows, words, output, product, packed):
             _pack_keys(words, indices, count, keys)
             add_to_each(indices, count, p[VALUE_ROWS])
             _pack_values(rows, indices, count, values)
-            for row in range(0, num_rows, ROWS):
+            for row in range(0, num_rows, height):
                 place = row, num_rows, group, first, base, count
-                _attend_rows(place, p[WINDOW], scale, softcap, operands, state, (scores, weights))
+                _attend_rows(place, p[WINDOW], scale, softcap, operands, state, (scores, weights, softmax), unit)
         for row in range(num_rows):
             target = output[item[FIRST_TOKEN] + row // group, head * group + row % group]
             inverse = np.float32(1.0) / totals[row]
             for d in range(p[VALUE_DIM]):
                 target[d] = narrow(sums[row, d] * inverse, target[d])
         number = take_next(p[COUNTER])
+    finish(unit)
 
 
 @cache
-def compiled_run_attention(dtype, *, has_pairs):
+def compiled_run_attention(dtype, *, has_pairs, in_tiles=False):
     """The address of ``void attend(int64 *parameters)`` for a storage type. With ``has_pairs``, bfloat16 is multiplied
-    as such; otherwise everything is multiplied as float32.
+    as such, and by AMX with ``in_tiles``; otherwise everything is multiplied as float32.
     """
+    unit = IN_TILES if in_tiles else IN_LANES
     storage = STORAGE[dtype]
     product, packed = (np.uint16, np.uint32) if has_pairs else (np.float32, np.float32)
     word, per_word = (np.float32, 2) if has_pairs else (storage, 1)
@@ -249,6 +266,15 @@ def compiled_run_attention(dtype, *, has_pairs):
         output = carray(pointer(p[OUTPUT]), (num_tokens, num_heads, p[VALUE_DIM]), dtype=storage)
         rows = carray(pointer(p[CACHE]), (num_rows, head_dim), dtype=storage)
         words = carray(pointer(p[CACHE]), (num_rows, head_dim // per_word), dtype=word)
-        _attend(p, query, rows, words, output, np.empty(0, dtype=product), np.empty(0, dtype=packed))
+        _attend(
+            p,
+            query,
+            rows,
+            words,
+            output,
+            np.empty(0, dtype=product),
+            np.empty(0, dtype=packed),
+            np.empty(0, dtype=unit),
+        )
 
     return compile_kernel(attend)

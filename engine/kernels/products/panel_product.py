@@ -33,7 +33,8 @@ SUMS_STRIDE = PANEL * FLOAT32_BYTES
 COUNTER, INPUT, PANELS, BIAS, OUTPUT = range(5)  # addresses
 NUM_ROWS, NUM_WORDS, OUT_SIZE = 5, 6, 7
 INPUT_STRIDE = 8  # bytes
-NUM_PARAMETERS = 9
+TILE_SIZES = 9  # address; only ``amx_product`` reads it
+NUM_PARAMETERS = 10
 
 
 @njit(**BODY_OPTIONS)

@@ -9,12 +9,13 @@ from functools import cache, partial
 import torch
 from llvmlite import binding
 
+from engine.device.huge_pages import WEIGHTS
 from engine.kernels.call import KernelCall
 from engine.kernels.experts import mixture as kernel
 from engine.kernels.products.tile_product import PANEL, UNROLLED
 from engine.layers.activation import ClampNumbers, gate_kind
 from engine.layers.layer_spec import Activation, GateClamp
-from engine.layers.panel_weight import narrowest_exact, suits_panels
+from engine.layers.panel_weight import multiplies_tiles, narrowest_exact, suits_panels
 
 CACHED_NUMBERS = 1 << 18
 """Numbers of a product's input that a core's own cache holds while all panels are applied to them."""
@@ -88,12 +89,14 @@ class CompiledExperts:
 
 
 def fits_compiled(gate_up: torch.Tensor, down: torch.Tensor) -> bool:
-    """True if the matrices fit panels, and panels are faster on this machine than its matrix library.
+    """True if the matrices fit panels, and panels are faster on this machine than products of one expert each.
 
-    On CPUs whose library multiplies bfloat16 by AMX, this holds for float32 only.
+    On CPUs that multiply bfloat16 by AMX, this holds for float32 only: this kernel computes in float32.
     """
     sizes = down.shape[1:]
     is_even = all(size > 0 and size % PANEL == 0 and size % UNROLLED == 0 for size in sizes)
+    if gate_up.dtype is torch.bfloat16 and multiplies_tiles():
+        return False
     is_faster = suits_panels(gate_up.dtype) or (gate_up.dtype is torch.float32 and _has_wide_registers())
     return is_even and gate_up.device.type == "cpu" and is_faster
 
@@ -112,7 +115,7 @@ def _height(in_size: int) -> int:
 def _panels(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """The weights as [num_experts, out_size / PANEL, in_size, PANEL], and the biases in float32."""
     num_experts, out_size, in_size = weight.shape
-    panels = weight.new_empty(num_experts, out_size // PANEL, in_size, PANEL, dtype=dtype)
+    panels = WEIGHTS.empty(num_experts, out_size // PANEL, in_size, PANEL, dtype=dtype)
     panels.copy_(weight.view(num_experts, -1, PANEL, in_size).transpose(2, 3))
     return panels, torch.zeros(num_experts, out_size) if bias is None else bias.float().contiguous()
 
@@ -124,7 +127,7 @@ def _pair_panels(
     in_size, PANEL].
     """
     num_experts, out_size, in_size = weight.shape
-    panels = weight.new_empty(num_experts, out_size // 2 // PANEL, 2, in_size, PANEL, dtype=dtype)
+    panels = WEIGHTS.empty(num_experts, out_size // 2 // PANEL, 2, in_size, PANEL, dtype=dtype)
     panels.copy_(weight.view(num_experts, 2, -1, PANEL, in_size).permute(0, 2, 1, 4, 3))
     if bias is None:
         return panels, torch.zeros(num_experts, out_size)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.kernels.amx import has_tiles
 from engine.kernels.lanes import HAS_BFLOAT16_UNIT
 from engine.kernels.products.panel_product import BLOCK_WORDS, CHUNK_BYTES, WIDENING_ROWS
 from engine.kernels.products.tile_product import PANEL, WORD_BYTES
@@ -18,16 +19,21 @@ DTYPES = tuple(TOLERANCE)
 UNIT = 8
 """Columns of the input that any panel can hold."""
 
-WAYS = [(dtype, False) for dtype in DTYPES] + [(torch.bfloat16, True)] * HAS_BFLOAT16_UNIT
-"""Dtypes, and whether pairs of bfloat16 are multiplied: where the machine can."""
+WAYS = (
+    [(dtype, "") for dtype in DTYPES]
+    + [(torch.bfloat16, "in pairs")] * HAS_BFLOAT16_UNIT
+    + [(torch.bfloat16, "in tiles")] * has_tiles()
+)
+"""Dtypes, and how bfloat16 is multiplied: in pairs and in tiles where the machine can."""
 
 
-@pytest.fixture(params=WAYS, ids=lambda way: f"{way[0]}, in pairs" if way[1] else str(way[0]))
+@pytest.fixture(params=WAYS, ids=lambda way: " ".join(map(str, way)).strip())
 def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
     """The dtype of weight and input, for each way of multiplying them."""
-    dtype, in_pairs = request.param
+    dtype, way = request.param
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.layers.panel_weight.multiplies_pairs", lambda: in_pairs)
+        patch.setattr("engine.layers.panel_weight.multiplies_pairs", lambda: way == "in pairs")
+        patch.setattr("engine.layers.panel_weight.multiplies_tiles", lambda: way == "in tiles")
         yield dtype
 
 
@@ -129,7 +135,12 @@ MACHINES: dict[str, tuple[str, str, dict[str, bool], set[torch.dtype]]] = {
     "AVX only": ("x86_64", "sandybridge", {}, set()),
     "AVX-512 without instructions for bfloat16": ("x86_64", "icelake-server", AVX512, {torch.float32, torch.bfloat16}),
     "Intel, AMX hidden": ("x86_64", "sapphirerapids", {**AVX512, "avx512bf16": True}, {torch.float32, torch.bfloat16}),
-    "AMX": ("x86_64", "sapphirerapids", {**AVX512, "avx512bf16": True, "amx-bf16": True}, {torch.float32}),
+    "AMX": (
+        "x86_64",
+        "sapphirerapids",
+        {**AVX512, "avx512bf16": True, "amx-bf16": True},
+        {torch.float32, torch.bfloat16},
+    ),
     "AMD with instructions for bfloat16": (
         "x86_64",
         "znver4",
