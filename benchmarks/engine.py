@@ -165,12 +165,16 @@ def alternate(
 ) -> dict[str, float]:
     """Median seconds of each side, measured in turn on the same prompts. Each round has new prompts and another order;
     the first round does not count.
+
+    Each turn begins with other prompts that do not count either: until then the caches are the other side's, whose
+    threads may still spin on the cores.
     """
     durations: dict[str, list[float]] = {name: [] for name in sides}
     for round_number in range(num_repeats + 1):
         prompts = draw()
         first = round_number % len(sides)
         for name in (*sides, *sides)[first : first + len(sides)]:
+            measure(sides[name], draw())
             duration = measure(sides[name], prompts)
             if round_number:
                 durations[name].append(duration)
