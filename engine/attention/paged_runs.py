@@ -116,8 +116,7 @@ class PagedRuns:
 def choose_run_kernel(cache: KVCache) -> RunKernel | None:
     """The compiled kernel where it is faster than torch's SDPA, else None.
 
-    Measured by ``benchmarks/run_attention.py``. With AMX, torch multiplies bfloat16 in AMX tiles, which our kernel
-    cannot use.
+    Measured by ``benchmarks/run_attention.py``. With AMX it multiplies bfloat16 in tiles, as SDPA does.
     """
     if cache.blocks.device.type != "cpu" or not is_run_machine():
         return None

@@ -16,6 +16,7 @@ from engine.attention.cuda import CUDAAttention
 from engine.attention.paged_runs import RunKernel, choose_run_kernel
 from engine.attention.reference import ReferenceAttention
 from engine.device.kv_cache import KVCache
+from engine.kernels.lanes import HAS_BFLOAT16_UNIT
 from kv_transfer.cache_groups import ABSENT_BLOCK
 from tests.support.attention.attention_cases import AttentionCase, AttentionInputs, attention_cases, make_inputs
 from tests.support.attention.varlen_double import DecodeDouble, VarlenDouble, kernels_over
@@ -42,8 +43,14 @@ def _kernel_of_numbers(cache: KVCache) -> RunKernel:
     return RunKernel(cache, has_pairs=False)
 
 
+def _kernel_of_pairs(cache: KVCache) -> RunKernel:
+    """In vector registers, where the chosen kernel may multiply tiles."""
+    is_paired = cache.layout.dtype == "bfloat16" and HAS_BFLOAT16_UNIT and cache.layout.head_dim % 2 == 0
+    return RunKernel(cache, has_pairs=is_paired)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("choose_kernel", [choose_run_kernel, _kernel_of_numbers, _no_kernel])
+@pytest.mark.parametrize("choose_kernel", [choose_run_kernel, _kernel_of_pairs, _kernel_of_numbers, _no_kernel])
 @settings(max_examples=20, deadline=None)
 @given(case=attention_cases(has_latents=True))
 def test_cpu_backend_agrees_with_the_reference(choose_kernel: ChooseKernel, dtype: str, case: AttentionCase) -> None:
@@ -56,7 +63,7 @@ def test_cpu_backend_agrees_with_the_reference(choose_kernel: ChooseKernel, dtyp
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("choose_kernel", [choose_run_kernel, _kernel_of_numbers])
+@pytest.mark.parametrize("choose_kernel", [choose_run_kernel, _kernel_of_pairs, _kernel_of_numbers])
 def test_compiled_runs_say_the_same_bits_however_a_prompt_is_cut(choose_kernel: ChooseKernel, dtype: str) -> None:
     case = AttentionCase(
         lengths=((0, 400),), num_kv_heads=2, group=3, head_dim=64, block_size=16, window=None, layer=1, seed=7

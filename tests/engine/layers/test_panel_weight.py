@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from engine.kernels.amx import has_tiles
 from engine.kernels.lanes import HAS_BFLOAT16_UNIT
+from engine.kernels.products.amx_product import STEP_INPUTS, STREAMED_BYTES
 from engine.kernels.products.panel_product import BLOCK_WORDS, CHUNK_BYTES, WIDENING_ROWS
 from engine.kernels.products.tile_product import PANEL, WORD_BYTES
 from engine.layers.packed_weight import Multiply, pack
@@ -17,7 +18,7 @@ from engine.layers.panel_weight import PanelWeight, fits_panels, multiplies_pair
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 DTYPES = tuple(TOLERANCE)
 UNIT = 8
-"""Columns of the input that any panel can hold."""
+"""Columns of the input that any panel can hold; in tiles it is ``STEP_INPUTS``."""
 
 WAYS = (
     [(dtype, "") for dtype in DTYPES]
@@ -41,14 +42,19 @@ def numbers(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@given(num_rows=st.integers(1, 200), num_panels=st.integers(1, 5), num_units=st.integers(1, 10), has_bias=st.booleans())
+@given(
+    num_rows=st.integers(1, 200),
+    num_panels=st.integers(1, 5),
+    num_columns=st.integers(1, 10).map(UNIT.__mul__) | st.integers(1, 20).map(STEP_INPUTS.__mul__),
+    has_bias=st.booleans(),
+)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_product_is_that_of_the_plain_weight(
-    dtype: torch.dtype, num_rows: int, num_panels: int, num_units: int, *, has_bias: bool
+    dtype: torch.dtype, num_rows: int, num_panels: int, num_columns: int, *, has_bias: bool
 ) -> None:
-    weight = numbers(PANEL * num_panels, UNIT * num_units, seed=1, dtype=dtype)
+    weight = numbers(PANEL * num_panels, num_columns, seed=1, dtype=dtype)
     bias = numbers(PANEL * num_panels, seed=2, dtype=dtype) if has_bias else None
-    x = numbers(num_rows, UNIT * num_units, seed=3, dtype=dtype)
+    x = numbers(num_rows, num_columns, seed=3, dtype=dtype)
 
     found = PanelWeight(weight, bias)(x)
 
@@ -58,7 +64,7 @@ def test_product_is_that_of_the_plain_weight(
     torch.testing.assert_close(found.double(), expected, atol=TOLERANCE[dtype] * scale, rtol=0.0)
 
 
-@pytest.mark.parametrize("num_columns", [BLOCK_WORDS, 1024, 2 * BLOCK_WORDS + UNIT, 5 * BLOCK_WORDS - UNIT])
+@pytest.mark.parametrize("num_columns", [BLOCK_WORDS, 1056, 2 * BLOCK_WORDS + UNIT, 5 * BLOCK_WORDS - UNIT])
 def test_row_is_the_same_in_every_batch_however_long_it_is(dtype: torch.dtype, num_columns: int) -> None:
     weight, bias = numbers(3 * PANEL, num_columns, seed=1, dtype=dtype), numbers(3 * PANEL, seed=3, dtype=dtype)
     multiply = PanelWeight(weight, bias)
@@ -70,6 +76,18 @@ def test_row_is_the_same_in_every_batch_however_long_it_is(dtype: torch.dtype, n
     torch.testing.assert_close(whole.double(), expected, atol=TOLERANCE[dtype] * expected.abs().max().item(), rtol=0.0)
     few = WIDENING_ROWS - 1
     for start, end in ((0, 1), (1, 3), (40, 45), (90, 102), (0, few), (0, 96), (96, 197), (num_rows - 9, num_rows)):
+        assert torch.equal(multiply(x[start:end]), whole[start:end])
+
+
+def test_output_too_large_for_the_caches_is_the_same(dtype: torch.dtype) -> None:
+    num_panels, num_rows = 24, 345
+    assert num_rows * num_panels * PANEL * torch.bfloat16.itemsize > STREAMED_BYTES
+    multiply = PanelWeight(numbers(num_panels * PANEL, 64, seed=1, dtype=dtype), None)
+    x = numbers(num_rows, 64, seed=2, dtype=dtype)
+
+    whole = multiply(x)
+
+    for start, end in ((0, 15), (15, 32), (32, 33), (300, num_rows)):
         assert torch.equal(multiply(x[start:end]), whole[start:end])
 
 
@@ -159,3 +177,28 @@ def test_panels_are_for_machines_whose_library_is_slower(monkeypatch: pytest.Mon
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: features)
     assert {dtype for dtype in DTYPES if suits_panels.__wrapped__(dtype)} == expected
     assert multiplies_pairs() == (name == "znver4")
+
+
+TILES = {"amx-tile": True, "amx-bf16": True, "avx512bf16": True}
+
+
+@pytest.mark.parametrize(
+    ("features", "answer", "expected"),
+    [(TILES, 0, True), (TILES, -1, False), ({**TILES, "amx-bf16": False}, 0, False), ({}, 0, False)],
+    ids=["allowed", "refused by the system", "tiles for integers only", "no tiles"],
+)
+def test_tiles_are_used_where_cpu_and_system_let_a_process(
+    monkeypatch: pytest.MonkeyPatch, features: dict[str, bool], answer: int, *, expected: bool
+) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    class Library:
+        def syscall(self, *numbers: int) -> int:
+            asked.append(numbers)
+            return answer
+
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: features)
+    monkeypatch.setattr("ctypes.CDLL", lambda _: Library())
+    assert has_tiles.__wrapped__() is expected
+    assert len(asked) == (features == TILES)
