@@ -25,6 +25,7 @@ TARGET_ROWS = 384
 
 
 _TILE_SIZES = tile_sizes({})
+"""Whole tiles; kernels hold its address."""
 
 
 class RunKernel:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+import os
 from threading import Lock
 
 import torch
@@ -19,6 +20,10 @@ ALIGNMENT = 64
 """Tensors start at a cache line."""
 
 
+SWITCH = "THP_MEM_ALLOC_ENABLE"
+"""torch's variable for huge pages; 0 turns them off for weights, too."""
+
+
 def map_huge(num_bytes: int) -> mmap.mmap:
     """Map zeroed memory, in huge pages where the system has them."""
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -29,7 +34,10 @@ def map_huge(num_bytes: int) -> mmap.mmap:
 
 
 class HugePages:
-    """Allocates tensors one behind the other. A chunk of memory is given back when its last tensor is gone."""
+    """Allocates tensors one behind the other, and never in the place of one that is gone: it is for what stays.
+
+    A chunk of memory is given back when its last tensor is gone and another chunk has begun.
+    """
 
     def __init__(self) -> None:
         self._chunk = torch.empty(0, dtype=torch.uint8)
@@ -40,17 +48,19 @@ class HugePages:
         """Allocate a contiguous tensor on the CPU."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes >= CHUNK_BYTES:
-            return _map_aligned(num_bytes).view(dtype).view(shape)
+            return _aligned_bytes(num_bytes).view(dtype).view(shape)
         with self._lock:
             start = -(-self._num_used // ALIGNMENT) * ALIGNMENT
             if start + num_bytes > len(self._chunk):
-                self._chunk, start = _map_aligned(CHUNK_BYTES), 0
+                self._chunk, start = _aligned_bytes(CHUNK_BYTES), 0
             self._num_used = start + num_bytes
             return self._chunk[start : start + num_bytes].view(dtype).view(shape)
 
 
-def _map_aligned(num_bytes: int) -> torch.Tensor:
-    """Map bytes that start where a huge page does."""
+def _aligned_bytes(num_bytes: int) -> torch.Tensor:
+    """Allocate bytes that start where a huge page does, if they may lie in huge pages."""
+    if os.environ.get(SWITCH) == "0":
+        return torch.empty(num_bytes, dtype=torch.uint8)
     memory = torch.frombuffer(map_huge(num_bytes + HUGE_PAGE), dtype=torch.uint8)
     start = -memory.data_ptr() % HUGE_PAGE
     return memory[start : start + num_bytes]

@@ -24,8 +24,9 @@ _HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 def prepare_torch(num_threads: int | None) -> None:
     """Set how threads wait between products, how many threads there are by default, and huge pages for large tensors.
 
-    Packed weights are placed in memory that was freed while they were made. In 4 KiB pages each load scatters them
-    differently, and decode steps, which read all of them, took up to a tenth longer after some loads than after others.
+    Weights that the matrix library packs are placed in memory that was freed while they were made. In 4 KiB pages each
+    load scatters them differently, and decode steps, which read all of them, took up to a tenth longer after some loads
+    than after others.
     Ray gives each actor ``OMP_NUM_THREADS=1``, which ``num_threads`` overrides. Settings for spinning and pages that
     are already in the environment win. The thread settings take effect only before torch is loaded, the page setting
     only before torch's first allocation.

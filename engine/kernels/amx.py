@@ -35,7 +35,7 @@ _WIDTHS, _HEIGHTS = 16, 48
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 """The numbers by which Linux is asked to let a process use tiles."""
 
-_I8, _I64 = ir.IntType(8), ir.IntType(64)
+_I8 = ir.IntType(8)
 _BYTES = _I8.as_pointer()
 
 

@@ -1,4 +1,4 @@
-"""Loops over addresses, built for LLVM."""
+"""Loops over addresses and prefetches, built for LLVM."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ def walk(b: Any, walks: list[tuple[Any, Any]], end: Any, body: Callable[..., Non
     b.position_at_end(after)
 
 
-def prefetch_to_second(b: Any, address: Any) -> None:
-    """Prefetch the cache line at an address into the L2 cache; harmless for any address."""
+def emit_prefetch(b: Any, address: Any, closeness: int) -> None:
+    """Prefetch the cache line at an address into the L1 cache (closeness 3) or the L2 cache (2); harmless for any
+    address.
+    """
     kind = ir.FunctionType(ir.VoidType(), [_BYTES, I32, I32, I32])
     function = b.module.declare_intrinsic("llvm.prefetch", [_BYTES], kind)
-    for_reading, closeness, is_data = (ir.Constant(I32, value) for value in (0, 2, 1))
-    b.call(function, [b.inttoptr(address, _BYTES), for_reading, closeness, is_data])
+    for_reading, keep_close, is_data = (ir.Constant(I32, value) for value in (0, closeness, 1))
+    b.call(function, [b.inttoptr(address, _BYTES), for_reading, keep_close, is_data])

@@ -11,6 +11,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from engine.kernels.loops import emit_prefetch
+
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
@@ -130,10 +132,7 @@ def _prefetch(closeness: int) -> Any:
         """Prefetch the cache line at an address; harmless for any address."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            kind = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
-            function = builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], kind)
-            for_reading, keep_close, is_data = (ir.Constant(_I32, value) for value in (0, closeness, 1))
-            builder.call(function, [builder.inttoptr(arguments[0], _BYTES), for_reading, keep_close, is_data])
+            emit_prefetch(builder, arguments[0], closeness)
             return context.get_dummy_value()
 
         return types.void(types.int64), generate

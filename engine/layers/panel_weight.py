@@ -34,7 +34,7 @@ class PanelWeight:
         self._out_size, in_size = weight.shape
         self._dtype = weight.dtype
         is_bfloat16, stored = weight.dtype is torch.bfloat16, narrowest_exact(weight)
-        self._in_tiles = is_bfloat16 and in_size % amx_product.STEP_INPUTS == 0 and multiplies_tiles()
+        self._in_tiles = is_bfloat16 and in_size % amx_product.STEP_INPUTS == 0 and has_tiles()
         has_pairs = self._in_tiles or (is_bfloat16 and multiplies_pairs())
         self._input_dtype = torch.bfloat16 if has_pairs else torch.float32
         in_word = WORD_BYTES // self._input_dtype.itemsize
@@ -43,7 +43,7 @@ class PanelWeight:
         self._panels.copy_(weight.view(num_panels, PANEL, num_words, in_word).transpose(1, 2))
         self._bias = torch.zeros(self._out_size) if bias is None else bias.float()
         if self._in_tiles:
-            compiled = partial(amx_product.compiled_amx_product)
+            compiled = partial(amx_product.compiled_amx_product)  # binds nothing, but is a ``Kernel``
         else:
             compiled = partial(kernel.compiled_product, PAIRS if has_pairs else _name(stored), _name(weight.dtype))
         self._call = KernelCall(compiled, kernel.NUM_PARAMETERS)
@@ -96,6 +96,8 @@ def fits_panels(weight: torch.Tensor) -> bool:
     """True if a weight's sizes fit panels, and panels are worth it on this machine."""
     out_size, in_size = weight.shape
     unit = UNROLLED * WORD_BYTES // (2 if weight.dtype is torch.bfloat16 and multiplies_pairs() else 4)
+    if weight.dtype is torch.bfloat16 and has_tiles():
+        unit = amx_product.STEP_INPUTS  # oneDNN has tiles for other sizes
     is_even = out_size % PANEL == 0 and in_size % unit == 0 and min(out_size, in_size) > 0
     return is_even and weight.device.type == "cpu" and suits_panels(weight.dtype)
 
@@ -112,11 +114,6 @@ def suits_panels(dtype: torch.dtype) -> bool:
     if not features.get("avx512f", False):
         return all(features.get(name, False) for name in ("avx2", "fma", "f16c"))
     return dtype in (torch.float32, torch.bfloat16)
-
-
-def multiplies_tiles() -> bool:
-    """True if this process multiplies tiles of bfloat16, by AMX."""
-    return has_tiles()
 
 
 def multiplies_pairs() -> bool:

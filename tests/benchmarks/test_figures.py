@@ -49,11 +49,13 @@ def test_no_rate_of_the_mixed_load_brings_a_prompt_that_an_earlier_one_left_in_t
 def test_every_side_gets_the_same_prompts_and_new_ones_in_each_round() -> None:
     ours, theirs = Listener(), Listener()
     sides: dict[str, Side] = {"ours": ours, "theirs": theirs}
-    drawn = iter(([[1] * 9], [[2] * 3], [[3] * 5], [[4] * 4]))
+    lengths = iter((9, 1, 1, 3, 1, 1, 5, 1, 1, 4, 1, 1))  # of each round's prompts, and of each side's before them
+    drawn = ([[token] * length] for token, length in enumerate(lengths))
 
     medians = alternate(sides, lambda: next(drawn), lambda side, prompts: side.prefill_s(prompts), 3)
 
-    assert ours.heard == theirs.heard == [[[1] * 9], [[2] * 3], [[3] * 5], [[4] * 4]]
+    assert ours.heard[1::2] == theirs.heard[1::2] == [[[0] * 9], [[3] * 3], [[6] * 5], [[9] * 4]]
+    assert sorted(ours.heard[::2] + theirs.heard[::2]) == [[[token]] for token in (1, 2, 4, 5, 7, 8, 10, 11)]
     assert medians == {"ours": 4.0, "theirs": 4.0}  # the first round does not count
 
 

@@ -28,7 +28,7 @@ from engine.kernels.amx import (
 )
 from engine.kernels.compiled import BODY_OPTIONS, compile_kernel
 from engine.kernels.lanes import FLOAT_BYTES, FLOATS, I32, INTS, integer
-from engine.kernels.loops import prefetch_to_second, walk
+from engine.kernels.loops import emit_prefetch, walk
 from engine.kernels.machine_code import address_of, take_next
 from engine.kernels.products.panel_product import (
     BIAS,
@@ -76,7 +76,7 @@ _X, _W = 4, 6
 """The first tiles of the input and of the weight; tiles 0 to 3 hold the sums."""
 
 SIZES = np.stack([tile_sizes(dict.fromkeys(range(_W), height)) for height in range(TILE_ROWS + 1)])
-"""The sizes of tiles for 0 to ``TILE_ROWS`` rows of input and sums."""
+"""The sizes of tiles for 0 to ``TILE_ROWS`` rows of input and sums; kernels hold its address."""
 
 
 class _Block:
@@ -148,7 +148,7 @@ def _multiply_steps(num_halves: int) -> Any:
             def step(x_at: Any, panel_at: Any, ahead_at: Any) -> None:
                 block.step(x_at, more, x_stride, panel_at)
                 lines = [(ahead_at, integer(LINE_BYTES))]
-                walk(b, lines, b.add(ahead_at, ahead_bytes), lambda line: prefetch_to_second(b, line))
+                walk(b, lines, b.add(ahead_at, ahead_bytes), lambda line: emit_prefetch(b, line, 2))
 
             block.begin(sums, is_first)
             walks = [(x, integer(TILE_BYTES)), (panel, integer(STEP_BYTES)), (ahead, ahead_bytes)]
@@ -250,17 +250,21 @@ def _multiply_panel(p, index, row, end, sums, streams):
 def _run(p):
     """Take panels from the shared counter: all panels for the first chunk of rows, then all for the next."""
     num_rows, num_panels = p[NUM_ROWS], p[OUT_SIZE] // PANEL
+    if num_rows == 0:
+        return  # no sizes of tiles are valid for it
     most_rows = max(CHUNK_BYTES // (WORD_BYTES * p[NUM_WORDS]) // BLOCK_ROWS, 1) * BLOCK_ROWS
-    num_chunks = max((num_rows + most_rows - 1) // most_rows, 1)
-    rows = max((num_rows + num_chunks * BLOCK_ROWS - 1) // (num_chunks * BLOCK_ROWS), 1) * BLOCK_ROWS
+    num_chunks = (num_rows + most_rows - 1) // most_rows
+    rows = (num_rows + num_chunks * BLOCK_ROWS - 1) // (num_chunks * BLOCK_ROWS) * BLOCK_ROWS
     num_chunks = (num_rows + rows - 1) // rows
     streams = 2 * num_rows * p[OUT_SIZE] >= STREAMED_BYTES
     room = np.empty(rows * PANEL + LINE_BYTES // FLOAT_BYTES, np.float32)
-    sums = (address_of(room) + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
     set_tiles(p[TILE_SIZES] + min(num_rows, TILE_ROWS) * SIZES_BYTES)
     item = take_next(p[COUNTER])
     while item < num_panels * num_chunks:
         row = item // num_panels * rows
+        sums = (
+            (address_of(room) + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
+        )  # here, since numba frees what is not used
         _multiply_panel(p, item % num_panels, row, min(row + rows, num_rows), sums, streams)
         item = take_next(p[COUNTER])
     release_tiles()

@@ -15,6 +15,7 @@ from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
 from engine.kernels.lanes import LANES, multiply_add_pairs
+from engine.kernels.loops import emit_prefetch
 
 PANEL = 2 * LANES
 """Columns of the output that a panel yields: two registers."""
@@ -137,7 +138,7 @@ class _Tile:
         """Add each row's input word times the panel's words to its sums."""
         b = self._builder
         for line in range(0, self._panel_bytes, _LINE_BYTES):
-            self._prefetch(b.add(panel, _int(_PREFETCH_WORDS * self._panel_bytes + line)))
+            emit_prefetch(b, b.add(panel, _int(_PREFETCH_WORDS * self._panel_bytes + line)), 3)
         weights = [self._load(panel, half, self._weight) for half in range(2)]
         unset = ir.Constant(self._operand, ir.Undefined)
         for row, word in zip(self._rows, words, strict=True):
@@ -171,13 +172,6 @@ class _Tile:
         b = self._builder
         place = b.add(address, _int(half * LANES * _num_bytes(types.float32)))
         b.store(numbers, b.inttoptr(place, self._floats.as_pointer()), align=_num_bytes(types.float32))
-
-    def _prefetch(self, address: Any) -> None:
-        b = self._builder
-        kind = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
-        function = b.module.declare_intrinsic("llvm.prefetch", [_BYTES], kind)
-        for_reading, keep_close, is_data = (ir.Constant(_I32, value) for value in (0, 3, 1))
-        b.call(function, [b.inttoptr(address, _BYTES), for_reading, keep_close, is_data])
 
     def _stored(self, like: Any) -> Any:
         """The type of a register's numbers in memory."""

@@ -10,12 +10,13 @@ import torch
 from llvmlite import binding
 
 from engine.device.huge_pages import WEIGHTS
+from engine.kernels.amx import has_tiles
 from engine.kernels.call import KernelCall
 from engine.kernels.experts import mixture as kernel
 from engine.kernels.products.tile_product import PANEL, UNROLLED
 from engine.layers.activation import ClampNumbers, gate_kind
 from engine.layers.layer_spec import Activation, GateClamp
-from engine.layers.panel_weight import multiplies_tiles, narrowest_exact, suits_panels
+from engine.layers.panel_weight import narrowest_exact, suits_panels
 
 CACHED_NUMBERS = 1 << 18
 """Numbers of a product's input that a core's own cache holds while all panels are applied to them."""
@@ -95,7 +96,7 @@ def fits_compiled(gate_up: torch.Tensor, down: torch.Tensor) -> bool:
     """
     sizes = down.shape[1:]
     is_even = all(size > 0 and size % PANEL == 0 and size % UNROLLED == 0 for size in sizes)
-    if gate_up.dtype is torch.bfloat16 and multiplies_tiles():
+    if gate_up.dtype is torch.bfloat16 and has_tiles():
         return False
     is_faster = suits_panels(gate_up.dtype) or (gate_up.dtype is torch.float32 and _has_wide_registers())
     return is_even and gate_up.device.type == "cpu" and is_faster

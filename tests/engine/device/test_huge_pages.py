@@ -6,9 +6,10 @@ import gc
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
-from engine.device.huge_pages import ALIGNMENT, CHUNK_BYTES, HUGE_PAGE, HugePages
+from engine.device.huge_pages import ALIGNMENT, CHUNK_BYTES, HUGE_PAGE, SWITCH, HugePages
 
 
 def _flags_at(address: int) -> set[str]:
@@ -38,6 +39,13 @@ def test_memory_asks_for_huge_pages_and_starts_at_one() -> None:
 
     assert tensor.data_ptr() % HUGE_PAGE == 0
     assert "hg" in _flags_at(tensor.data_ptr())
+
+
+def test_operator_turns_them_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "0")
+    monkeypatch.setattr("engine.device.huge_pages.map_huge", lambda num_bytes: pytest.fail(f"{num_bytes} mapped"))
+
+    assert HugePages().empty(5, dtype=torch.float32).fill_(2.0).sum() == 10.0
 
 
 def test_chunk_goes_with_its_last_tensor() -> None:

@@ -1,5 +1,8 @@
 """Products with weights in panels: right for every size that fits, the same for a row in every batch."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -34,7 +37,7 @@ def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
     dtype, way = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("engine.layers.panel_weight.multiplies_pairs", lambda: way == "in pairs")
-        patch.setattr("engine.layers.panel_weight.multiplies_tiles", lambda: way == "in tiles")
+        patch.setattr("engine.layers.panel_weight.has_tiles", lambda: way == "in tiles")
         yield dtype
 
 
@@ -103,17 +106,19 @@ def test_number_that_bfloat16_holds_gives_the_same_result_from_half_the_bytes() 
 
 
 def test_what_is_no_number_stays_visible_in_its_row(dtype: torch.dtype) -> None:
-    x = numbers(9, 16, seed=2, dtype=dtype)
+    x = numbers(9, STEP_INPUTS, seed=2, dtype=dtype)
     x[4, 3], x[6, 0] = float("nan"), float("inf")
 
-    found = PanelWeight(numbers(PANEL, 16, seed=1, dtype=dtype), None)(x)
+    found = PanelWeight(numbers(PANEL, STEP_INPUTS, seed=1, dtype=dtype), None)(x)
 
     assert [bool(row.isfinite().all()) for row in found] == [True] * 4 + [False, True, False, True, True]
     assert bool(found[4].isnan().all())
 
 
-def test_no_rows_give_no_rows() -> None:
-    assert PanelWeight(numbers(PANEL, 8, seed=1), None)(numbers(0, 8, seed=2)).shape == (0, PANEL)
+def test_no_rows_give_no_rows(dtype: torch.dtype) -> None:
+    multiply = PanelWeight(numbers(PANEL, STEP_INPUTS, seed=1, dtype=dtype), None)
+
+    assert multiply(numbers(0, STEP_INPUTS, seed=2, dtype=dtype)).shape == (0, PANEL)
 
 
 @pytest.mark.parametrize("pack_weight", [pack, PanelWeight])
@@ -177,6 +182,33 @@ def test_panels_are_for_machines_whose_library_is_slower(monkeypatch: pytest.Mon
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: features)
     assert {dtype for dtype in DTYPES if suits_panels.__wrapped__(dtype)} == expected
     assert multiplies_pairs() == (name == "znver4")
+
+
+UNMAPPED = """
+import torch
+from engine.layers.panel_weight import PanelWeight
+
+weight, x = torch.ones(64, 512, dtype=torch.bfloat16), torch.ones(1024, 512, dtype=torch.bfloat16)
+assert bool((PanelWeight(weight, None)(x) == 512).all())
+"""
+
+
+def test_scratch_memory_is_kept_as_long_as_it_is_used() -> None:
+    # What is freed is unmapped at once, so using it ends the process.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", UNMAPPED], env=environment, check=True, timeout=300)
+
+
+def test_bfloat16_that_fills_no_tile_is_left_to_the_matrix_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.layers.panel_weight.suits_panels", lambda _: True)
+    weight = numbers(PANEL, STEP_INPUTS + UNIT, seed=1, dtype=torch.bfloat16)
+    fits = []
+    for machine_has_tiles in (False, True):
+        monkeypatch.setattr("engine.layers.panel_weight.has_tiles", lambda has=machine_has_tiles: has)
+        fits.append(fits_panels(weight))
+
+    assert fits == [True, False]
+    assert fits_panels(weight[:, :STEP_INPUTS])
 
 
 TILES = {"amx-tile": True, "amx-bf16": True, "avx512bf16": True}
