@@ -106,7 +106,7 @@ def http_part() -> Iterator[str]:
         "*one worker* computes everything with both threads, as vLLM's engine does. Figures are medians.\n\n"
         "Where the command has `--turns`, the sides took turns of seconds. The other tables are from an earlier\n"
         "version of the script, in which each side had minutes of its own: their ratios are less certain.\n"
-        "The Xeon with AMX was several times slower in some minutes than in others, most where caches are cold:\n"
+        "The Xeon with AMX is slow where caches are cold, in some minutes several times slower than in others:\n"
         "what a cluster takes at rest is uncertain there, and what is left without it may come out negative.\n"
     )
     for run in HTTP_RUNS:
