@@ -19,7 +19,6 @@ CHUNK_BYTES = 16 * HUGE_PAGE
 ALIGNMENT = 64
 """Tensors start at a cache line."""
 
-
 SWITCH = "THP_MEM_ALLOC_ENABLE"
 """torch's variable for huge pages; 0 turns them off for weights, too."""
 
