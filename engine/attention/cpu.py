@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
@@ -38,14 +37,17 @@ class RotationPass:
         self._rows_per_layer = 2 * layout.block_size
         rows_per_head = layout.layers_per_block * self._rows_per_layer
         rows_per_block = layout.num_kv_heads * rows_per_head
-        self._numbers = (ctypes.c_float * NUM_NORM_NUMBERS)()
-        self._call = KernelCall(partial(kernel.compiled_rotation, layout.dtype), kernel.NUM_PARAMETERS)
+        self._call = KernelCall(
+            partial(kernel.compiled_rotation, layout.dtype),
+            kernel.NUM_PARAMETERS,
+            numbers_at=kernel.NUMBERS,
+            num_numbers=NUM_NORM_NUMBERS,
+        )
         parameters = self._call.parameters
         parameters[kernel.ROWS] = cache.blocks.data_ptr()
         parameters[kernel.NUM_CACHE_ROWS] = len(cache.blocks) * rows_per_block
         parameters[kernel.BLOCK_SIZE] = layout.block_size
         parameters[kernel.BLOCK_ROWS], parameters[kernel.HEAD_ROWS] = rows_per_block, rows_per_head
-        parameters[kernel.NUMBERS] = ctypes.addressof(self._numbers)
         parameters[kernel.HEAD_DIM] = layout.head_dim
 
     def run(
@@ -74,12 +76,12 @@ class RotationPass:
         return query
 
     def _set_norms(self, transform: HeadTransform) -> None:
-        parameters = self._call.parameters
+        parameters, numbers = self._call.parameters, self._call.numbers
         query_norm, key_norm = transform.query_norm, transform.key_norm
         parameters[kernel.QUERY_NORM] = 0 if query_norm is None else query_norm.weight.data_ptr()
         parameters[kernel.KEY_NORM] = 0 if key_norm is None else key_norm.weight.data_ptr()
         if query_norm is not None:
-            self._numbers[EPSILON], self._numbers[OFFSET] = query_norm.spec.eps, query_norm.spec.offset
+            numbers[EPSILON], numbers[OFFSET] = query_norm.spec.eps, query_norm.spec.offset
 
 
 ChooseKernel = Callable[[KVCache], RunKernel | None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import partial
 
 import numpy as np
@@ -22,17 +21,10 @@ from kv_transfer.layout import LATENTS, KVLayout
 NO_WINDOW = 1 << 62
 
 
-class ScoreParameters:
-    """A layer's score parameters (scale, softcap, sinks), at addresses for the compiled kernels."""
-
-    def __init__(self) -> None:
-        self._numbers = (ctypes.c_float * NUM_SCORE_NUMBERS)()
-        self.address = ctypes.addressof(self._numbers)
-
-    def set(self, layer: AttentionLayer) -> int:
-        """Take over a layer's parameters; returns the address of its sinks, or 0."""
-        self._numbers[SCALE], self._numbers[SOFTCAP] = layer.spec.scale, layer.spec.softcap or 0.0
-        return 0 if layer.sinks is None else layer.sinks.data_ptr()
+def set_scores(call: KernelCall, layer: AttentionLayer) -> int:
+    """Give a kernel a layer's numbers for scores; returns the address of its sinks, or 0."""
+    call.numbers[SCALE], call.numbers[SOFTCAP] = layer.spec.scale, layer.spec.softcap or 0.0
+    return 0 if layer.sinks is None else layer.sinks.data_ptr()
 
 
 MAX_LATENT_GROUP = 8
@@ -65,17 +57,17 @@ class PagedKernel:
         layout = cache.layout
         self.head_groups = groups = HeadGroups(layout)
         self.rows_per_layer = layout.num_parts * layout.block_size
-        self.scores = ScoreParameters()
         fills_registers = layout.head_dim % LANES == 0
         compiled = partial(kernel.compiled_attention, layout.dtype, fills_registers=fills_registers)
-        self.call = KernelCall(compiled, kernel.NUM_PARAMETERS)
+        self.call = KernelCall(
+            compiled, kernel.NUM_PARAMETERS, numbers_at=kernel.NUMBERS, num_numbers=NUM_SCORE_NUMBERS
+        )
         parameters = self.call.parameters
         parameters[kernel.ROWS] = cache.blocks.data_ptr()
         parameters[kernel.HEAD_DIM], parameters[kernel.BLOCK_SIZE] = layout.head_dim, layout.block_size
         parameters[kernel.BLOCK_ROWS], parameters[kernel.HEAD_ROWS] = groups.rows_per_block, groups.rows_between
         parameters[kernel.NUM_CACHE_ROWS] = cache.num_blocks * groups.rows_per_block
         parameters[kernel.VALUE_ROWS] = (layout.num_parts - 1) * layout.block_size
-        parameters[kernel.NUMBERS] = self.scores.address
 
 
 class PagedQueries:
@@ -100,7 +92,7 @@ class PagedQueries:
         # The kernel holds the addresses of these two arrays.
         if requests is None:
             self._positions: IntArray = np.ascontiguousarray(batch.first_positions, dtype=np.int32)
-            self._tables: IntArray = np.ascontiguousarray(tables, dtype=np.int32)
+            self._tables: IntArray = tables if has_plain_rows(tables) else np.ascontiguousarray(tables, dtype=np.int32)
         else:
             tokens, owners, positions = _queries(batch, requests)
             self.tokens = torch.from_numpy(tokens)
@@ -110,6 +102,7 @@ class PagedQueries:
             self._positions = positions.astype(np.int32)
             self._tables = np.ascontiguousarray(tables[owners], dtype=np.int32)
         self._addresses = self._tables.ctypes.data, self._positions.ctypes.data
+        self._width = self._tables.strides[0] // self._tables.itemsize
 
     def attend(self, layer: AttentionLayer, query: torch.Tensor, output: torch.Tensor | None = None) -> torch.Tensor:
         """Attend with [num_queries, num_heads, head_dim]; keys and values are in the cache already.
@@ -125,15 +118,20 @@ class PagedQueries:
         parameters = paged.call.parameters
         parameters[kernel.QUERY], parameters[kernel.OUTPUT] = query.data_ptr(), output.data_ptr()
         parameters[kernel.TABLES], parameters[kernel.POSITIONS] = self._addresses
-        parameters[kernel.NUM_ROWS], parameters[kernel.TABLE_WIDTH] = self._tables.shape
+        parameters[kernel.NUM_ROWS], parameters[kernel.TABLE_WIDTH] = num_queries, self._width
         num_groups = paged.head_groups.count(num_heads)
         parameters[kernel.NUM_KV_HEADS], parameters[kernel.GROUP] = num_groups, num_heads // num_groups
         parameters[kernel.VALUE_DIM] = value_size
         parameters[kernel.FIRST_ROW] = layer.index * paged.rows_per_layer
         parameters[kernel.WINDOW] = NO_WINDOW if layer.spec.window is None else layer.spec.window
-        parameters[kernel.SINKS] = paged.scores.set(layer)
+        parameters[kernel.SINKS] = set_scores(paged.call, layer)
         paged.call.run(max_threads=num_queries * num_groups)
         return output
+
+
+def has_plain_rows(tables: IntArray) -> bool:
+    """True if the numbers of each row of a table, [num_rows, width], are int32 and next to each other."""
+    return tables.dtype == np.int32 and tables.strides[1] == tables.itemsize
 
 
 def _queries(

@@ -11,12 +11,13 @@ import torch
 from llvmlite import binding
 
 from engine.attention.backend import AttentionBatch
-from engine.attention.paged_queries import NO_WINDOW, HeadGroups, ScoreParameters
+from engine.attention.paged_queries import NO_WINDOW, HeadGroups, set_scores
 from engine.contract.step import IntArray
 from engine.device.kv_cache import KVCache
 from engine.kernels.amx import has_tiles, tile_sizes
 from engine.kernels.attention import run_attention as kernel
 from engine.kernels.call import KernelCall
+from engine.kernels.compiled import NUM_SCORE_NUMBERS
 from engine.kernels.lanes import HAS_BFLOAT16_UNIT
 from engine.layers.attention_layer import AttentionLayer
 
@@ -35,16 +36,16 @@ class RunKernel:
         layout = cache.layout
         self.head_groups = groups = HeadGroups(layout)
         self.rows_per_layer = layout.num_parts * layout.block_size
-        self.scores = ScoreParameters()
         compiled = partial(kernel.compiled_run_attention, layout.dtype, has_pairs=has_pairs, in_tiles=in_tiles)
-        self.call = KernelCall(compiled, kernel.NUM_PARAMETERS)
+        self.call = KernelCall(
+            compiled, kernel.NUM_PARAMETERS, numbers_at=kernel.NUMBERS, num_numbers=NUM_SCORE_NUMBERS
+        )
         parameters = self.call.parameters
         parameters[kernel.CACHE] = cache.blocks.data_ptr()
         parameters[kernel.HEAD_DIM], parameters[kernel.BLOCK_SIZE] = layout.head_dim, layout.block_size
         parameters[kernel.BLOCK_ROWS], parameters[kernel.HEAD_ROWS] = groups.rows_per_block, groups.rows_between
         parameters[kernel.NUM_CACHE_ROWS] = cache.num_blocks * groups.rows_per_block
         parameters[kernel.VALUE_ROWS] = (layout.num_parts - 1) * layout.block_size
-        parameters[kernel.NUMBERS] = self.scores.address
         parameters[kernel.TILE_SIZES] = _TILE_SIZES.ctypes.data
 
 
@@ -93,7 +94,7 @@ class PagedRuns:
         parameters[kernel.NUM_ITEMS], parameters[kernel.MAX_QUERIES] = len(self._items), self._max_queries
         parameters[kernel.FIRST_ROW] = layer.index * runs.rows_per_layer
         parameters[kernel.WINDOW] = NO_WINDOW if layer.spec.window is None else layer.spec.window
-        parameters[kernel.SINKS] = runs.scores.set(layer)
+        parameters[kernel.SINKS] = set_scores(runs.call, layer)
         runs.call.run(max_threads=len(self._items) * num_groups)
 
     def _cut(self, num_queries: int) -> None:

@@ -21,7 +21,7 @@ _NUMBERS = types.int32[::1]
     types.UniTuple(types.int64, 3)(
         *(_INTS, _INTS, _INTS),
         *(_INTS, _INTS, _NUMBERS, _TABLE, _TABLES, _LONGS, types.int64, _BOOLS),
-        *(_LONGS, _LONGS, _LONGS, _NUMBERS, _NUMBERS),
+        *(_LONGS, _LONGS, _LONGS, _NUMBERS, _TABLES),
     ),
     **OPTIONS,
 )
@@ -48,9 +48,9 @@ def lay_out(
     Before that, token_ids[stored_row, stored_at] = stored for each of ``stored``.
     Read, for all rows of the batch: token_ids, block_tables [num_groups, num_rows, num_columns], is_argmax_only;
     windows: [num_groups], 0 for none.
-    Written: ends, the positions after ``at``; slots, [num_groups, num_rows]; tables, [num_groups, num_rows,
-    num_columns] with only the columns that some row needs, in which columns before a row's window name the window's
-    first block; and the other arrays.
+    Written: ends, the positions after ``at``; slots, [num_groups, num_rows]; tables, [num_groups, num_rows, all
+    columns], of which only the columns that some row needs are written, and columns before a row's window name the
+    window's first block; and the other arrays.
 
     Returns:
         (num_columns, number of tokens that are negative, number of rows that are argmax only).
@@ -73,9 +73,9 @@ def lay_out(
             slots[place] = source[position // block_size] * block_size + position % block_size
             first = max(position + 1 - windows[group], 0) // block_size if windows[group] else 0
             for column in range(first):
-                tables[place * num_columns + column] = source[first]
+                tables[group, i, column] = source[first]
             for column in range(first, num_columns):
-                tables[place * num_columns + column] = source[column]
+                tables[group, i, column] = source[column]
         num_unknown += token_ids[row, position] < 0
         num_argmax_only += is_argmax_only[row]
     return num_columns, num_unknown, num_argmax_only

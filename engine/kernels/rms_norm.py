@@ -11,7 +11,7 @@ from engine.kernels.machine_code import address_of, narrow, pointer, take_next, 
 from engine.kernels.row_loops import add_row, scale_row, scale_row_by_sum, square_sum
 
 # The fields of the parameter block, all int64.
-COUNTER, HIDDEN, DELTA, WEIGHT, OUTPUT, NUMBERS = range(6)  # addresses; DELTA 0 for none
+COUNTER, HIDDEN, DELTA, WEIGHT, OUTPUT, NUMBERS = range(6)  # addresses; DELTA 0 for none, OUTPUT 0 for only the sum
 NUM_ROWS, SIZE, HIDDEN_STRIDE, OUTPUT_STRIDE = 6, 7, 8, 9  # strides of rows, in elements
 NUM_PARAMETERS = 10
 
@@ -64,7 +64,8 @@ def _run(p, hidden, delta, weight, output):
     while row < p[NUM_ROWS]:
         if p[DELTA] != 0:
             _add(hidden[row, :size], delta[row], numbers[DELTA_SCALE])
-        normalize(hidden[row, :size], weight, numbers, size, output[row, :size])
+        if p[OUTPUT] != 0:
+            normalize(hidden[row, :size], weight, numbers, size, output[row, :size])
         row = take_next(p[COUNTER])
 
 

@@ -26,6 +26,13 @@ def parallel_region() -> ctypes._NamedFuncPointer | None:
     return enter
 
 
+@cache
+def team_function(name: str) -> int:
+    """The address of a function that threads within a parallel region call; 0 if torch's runtime has none."""
+    function = getattr(ctypes.CDLL(None), name, None) if parallel_region() else None
+    return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
 def run_on_team(function: Callable[[], None], num_threads: int) -> bool:
     """Call ``function`` once on each thread of this thread's team; False if there is no team."""
     enter = parallel_region()

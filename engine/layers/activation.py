@@ -74,7 +74,7 @@ class ActivationLayer:
         assert source.is_contiguous()
         num_tokens, size = source.shape[0], source.shape[1] // (1 + self._is_gated)
         if self._feeds_product:
-            output = rows_for_product(source, num_tokens, size)
+            output = rows_for_product(num_tokens, size, source.dtype)
         else:
             output = source.new_empty(num_tokens, size)
         parameters = self._call.parameters

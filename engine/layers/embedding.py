@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch.nn import functional as F
 
+from engine.kernels import row_copies as kernel
+from engine.kernels.call import KernelCall
 from engine.layers.packed_weight import Multiply, pack
 
 
 class Embedding:
-    """The token embedding: weight [vocab_size, hidden_size]. Looked-up vectors are multiplied with ``scale``, rounded
-    to the model's dtype.
+    """The token embedding: ``weight`` [vocab_size, hidden_size]. Looked-up vectors are multiplied with ``scale``,
+    rounded to the model's dtype.
     """
 
-    def __init__(
-        self, vocab_size: int, hidden_size: int, *, scale: float = 1.0, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.weight = torch.empty(vocab_size, hidden_size, dtype=dtype, device=device)
-        self._scale = float(torch.tensor(scale, dtype=dtype))
+    def __init__(self, weight: torch.Tensor, *, scale: float = 1.0) -> None:
+        self.weight = weight.contiguous()
+        self._scale = float(torch.tensor(scale, dtype=weight.dtype))
+        self._call: KernelCall | None = None
+        if weight.device.type == "cpu":
+            self._call = KernelCall(
+                partial(kernel.compiled_embedding, str(weight.dtype).removeprefix("torch.")),
+                kernel.NUM_EMBEDDING_PARAMETERS,
+                numbers_at=kernel.NUMBERS,
+                num_numbers=kernel.NUM_EMBEDDING_NUMBERS,
+            )
+            self._call.numbers[kernel.SCALE] = self._scale
+            parameters = self._call.parameters
+            parameters[kernel.TABLE] = self.weight.data_ptr()
+            parameters[kernel.VOCAB_SIZE], parameters[kernel.EMBEDDED_SIZE] = weight.shape
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Look up the vectors of [num_tokens] ids."""
+        if self._call is not None:
+            output = torch.empty(len(token_ids), self.weight.shape[1], dtype=self.weight.dtype)
+            parameters = self._call.parameters
+            parameters[kernel.TOKEN_IDS], parameters[kernel.EMBEDDED] = token_ids.data_ptr(), output.data_ptr()
+            parameters[kernel.NUM_TOKENS] = len(token_ids)
+            self._call.run_over(output.numel())
+            return output
         vectors = F.embedding(token_ids, self.weight)
         return vectors if self._scale == 1.0 else vectors.mul_(self._scale)
 

@@ -5,7 +5,6 @@ Source: Ba et al., Layer Normalization, 2016; Zhang and Sennrich, Root Mean Squa
 
 from __future__ import annotations
 
-import ctypes
 from functools import partial
 
 import torch
@@ -37,7 +36,7 @@ class RMSNorm:
         self.spec = spec
         self._delta_scale = delta_scale
         self._fused_ops = fused_ops
-        self._compiled = _CompiledNorm(self.weight, spec, delta_scale) if device.type == "cpu" else None
+        self._compiled = _CompiledPass(dtype, delta_scale, (self.weight, spec)) if device.type == "cpu" else None
 
     def targets(self, name: str) -> dict[str, torch.Tensor]:
         """Where the tensors of the norm called ``name`` are loaded."""
@@ -52,7 +51,9 @@ class RMSNorm:
         if self._compiled is not None:
             assert hidden.is_contiguous()
             assert hidden.dtype == self.weight.dtype
-            return self._compiled(hidden, delta, torch.empty_like(hidden))
+            output = torch.empty_like(hidden)
+            self._compiled(hidden, delta, output)
+            return output
         if delta is not None:
             if self._fused_ops is not None:
                 return self._fused_ops.add_norm(hidden, delta, self.weight)
@@ -67,30 +68,49 @@ class RMSNorm:
             part.copy_(self(part))
 
 
-class _CompiledNorm:
-    """One pass over the tokens, instead of ten torch operators."""
+class _CompiledPass:
+    """Adds to the residual stream, then normalises, in one pass over the tokens instead of ten torch operators."""
 
-    def __init__(self, weight: torch.Tensor, spec: NormSpec, delta_scale: float) -> None:
-        self._weight = weight
-        self._numbers = (ctypes.c_float * kernel.NUM_NORM_NUMBERS)()
-        self._numbers[kernel.EPSILON], self._numbers[kernel.OFFSET] = spec.eps, spec.offset
-        self._numbers[kernel.DELTA_SCALE] = delta_scale
-        compiled = partial(kernel.compiled_norm, str(weight.dtype).removeprefix("torch."))
-        self._call = KernelCall(compiled, kernel.NUM_PARAMETERS)
-        self._call.parameters[kernel.WEIGHT] = weight.data_ptr()
-        self._call.parameters[kernel.NUMBERS] = ctypes.addressof(self._numbers)
-        self._call.parameters[kernel.SIZE] = len(weight)
+    def __init__(self, dtype: torch.dtype, delta_scale: float, norm: tuple[torch.Tensor, NormSpec] | None) -> None:
+        self._norm = norm  # the kernel holds the weight's address
+        compiled = partial(kernel.compiled_norm, str(dtype).removeprefix("torch."))
+        self._call = KernelCall(
+            compiled, kernel.NUM_PARAMETERS, numbers_at=kernel.NUMBERS, num_numbers=kernel.NUM_NORM_NUMBERS
+        )
+        numbers = self._call.numbers
+        numbers[kernel.DELTA_SCALE] = delta_scale
+        if norm is not None:
+            weight, spec = norm
+            self._call.parameters[kernel.WEIGHT] = weight.data_ptr()
+            numbers[kernel.EPSILON], numbers[kernel.OFFSET] = spec.eps, spec.offset
 
-    def __call__(self, hidden: torch.Tensor, delta: torch.Tensor | None, output: torch.Tensor) -> torch.Tensor:
-        """The numbers of a row in ``hidden`` and ``output`` are contiguous; rows may be any distance apart."""
+    def __call__(self, hidden: torch.Tensor, delta: torch.Tensor | None, output: torch.Tensor | None) -> None:
+        """The numbers of a row in ``hidden`` and ``output`` are contiguous; rows may be any distance apart. Without an
+        ``output`` nothing is normalised.
+        """
         assert delta is None or delta.is_contiguous()
         parameters = self._call.parameters
-        parameters[kernel.HIDDEN], parameters[kernel.OUTPUT] = hidden.data_ptr(), output.data_ptr()
-        parameters[kernel.HIDDEN_STRIDE], parameters[kernel.OUTPUT_STRIDE] = hidden.stride(0), output.stride(0)
+        parameters[kernel.NUM_ROWS], parameters[kernel.SIZE] = hidden.shape
+        parameters[kernel.HIDDEN], parameters[kernel.HIDDEN_STRIDE] = hidden.data_ptr(), hidden.stride(0)
         parameters[kernel.DELTA] = 0 if delta is None else delta.data_ptr()
-        parameters[kernel.NUM_ROWS] = hidden.shape[0]
+        parameters[kernel.OUTPUT] = 0 if output is None else output.data_ptr()
+        parameters[kernel.OUTPUT_STRIDE] = 0 if output is None else output.stride(0)
         self._call.run_over(hidden.numel())
-        return output
+
+
+class ResidualSum:
+    """Adds what a part of a layer computed, times ``scale``, to the residual stream."""
+
+    def __init__(self, scale: float, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._scale = scale
+        self._compiled = _CompiledPass(dtype, scale, None) if device.type == "cpu" else None
+
+    def __call__(self, hidden: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        """Add ``delta`` to ``hidden`` in place; both [num_tokens, size], contiguous."""
+        if self._compiled is None:
+            return hidden.add_(delta, alpha=self._scale)
+        self._compiled(hidden, delta, None)
+        return hidden
 
 
 class LayerNorm:
@@ -101,7 +121,7 @@ class LayerNorm:
     ) -> None:
         self.weight, self.bias = torch.empty(2, size, dtype=dtype, device=device)
         self.spec = spec
-        self._delta_scale = delta_scale
+        self._add = ResidualSum(delta_scale, dtype=dtype, device=device)
 
     def targets(self, name: str) -> dict[str, torch.Tensor]:
         """Where the tensors of the norm called ``name`` are loaded."""
@@ -110,7 +130,7 @@ class LayerNorm:
     def add_and_normalize(self, hidden: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
         """Add ``delta`` to ``hidden`` in place, and return the normalised sum; both [num_tokens, size]."""
         if delta is not None:
-            hidden.add_(delta, alpha=self._delta_scale)
+            self._add(hidden, delta)
         return F.layer_norm(hidden, (hidden.shape[-1],), self.weight, self.bias, self.spec.eps)
 
 
@@ -135,12 +155,12 @@ def build_norm(
 class ResidualNorms:
     """The norms around one part of a layer: ``before`` of its input, ``after`` of its result. Either may be None.
 
-    delta_scale: factor of everything that is added to the residual stream; ``before`` has the same.
+    ``before`` adds to the residual stream like ``add``, in the same pass.
     """
 
-    def __init__(self, *, before: Norm | None, after: Norm | None, delta_scale: float) -> None:
+    def __init__(self, *, before: Norm | None, after: Norm | None, add: ResidualSum) -> None:
         self.before, self.after = before, after
-        self._delta_scale = delta_scale
+        self._add = add
 
     def enter(self, hidden: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
         """Add ``delta``, the previous part's result, to the residual stream ``hidden`` in place; both [num_tokens,
@@ -148,9 +168,7 @@ class ResidualNorms:
         """
         if self.before is not None:
             return self.before.add_and_normalize(hidden, delta)
-        if delta is not None:
-            hidden.add_(delta, alpha=self._delta_scale)
-        return hidden
+        return hidden if delta is None else self._add(hidden, delta)
 
     def leave(self, result: torch.Tensor) -> torch.Tensor:
         """What this part adds to the residual stream, given its result."""

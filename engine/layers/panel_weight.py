@@ -9,6 +9,7 @@ import torch
 from llvmlite import binding
 
 from engine.device.huge_pages import WEIGHTS
+from engine.kernels import row_copies
 from engine.kernels.amx import has_tiles
 from engine.kernels.call import KernelCall
 from engine.kernels.products import amx_product
@@ -47,6 +48,7 @@ class PanelWeight:
         else:
             compiled = partial(kernel.compiled_product, PAIRS if has_pairs else _name(stored), _name(weight.dtype))
         self._call = KernelCall(compiled, kernel.NUM_PARAMETERS)
+        self._copy = None if self._in_tiles else _RowCopy(weight.dtype, self._input_dtype)
         parameters = self._call.parameters
         parameters[kernel.PANELS], parameters[kernel.BIAS] = self._panels.data_ptr(), self._bias.data_ptr()
         parameters[kernel.NUM_WORDS], parameters[kernel.OUT_SIZE] = num_words, self._out_size
@@ -59,13 +61,10 @@ class PanelWeight:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [num_rows, in_size] to [num_rows, out_size], of the weight's dtype."""
-        if x.dtype is not self._input_dtype:
-            x = x.to(self._input_dtype)
-        num_rows, in_size = x.shape
-        stride, neighbour = x.stride()
-        competes = num_rows >= MAX_ROWS and stride * x.itemsize % ALIAS_BYTES == 0
-        if neighbour != 1 or (competes and not self._in_tiles):
-            x = rows_for_product(x, num_rows, in_size).copy_(x)
+        num_rows, stride = x.shape[0], x.stride(0)
+        competes = num_rows >= MAX_ROWS and stride * self._input_dtype.itemsize % ALIAS_BYTES == 0
+        if x.dtype is not self._input_dtype or x.stride(1) != 1 or (competes and not self._in_tiles):
+            x = self._copied(x)
             stride = x.stride(0)
         output = torch.empty(num_rows, self._out_size, dtype=self._dtype)
         parameters = self._call.parameters
@@ -74,15 +73,40 @@ class PanelWeight:
         self._call.run_over(self._panels.numel())
         return output
 
+    def _copied(self, x: torch.Tensor) -> torch.Tensor:
+        """An input in rows that suit the product."""
+        num_rows, size = x.shape
+        rows = rows_for_product(num_rows, size, self._input_dtype)
+        if self._copy is None or x.dtype is not self._dtype or x.stride(1) != 1:
+            return rows.copy_(x)
+        self._copy(x, rows)
+        return rows
 
-def rows_for_product(like: torch.Tensor, num_rows: int, size: int) -> torch.Tensor:
-    """Allocate the input of a product on the CPU, [num_rows, size] in the dtype of ``like``. It is contiguous, unless
-    weights lie in panels and rows would compete for cache places: then rows are padded.
+
+class _RowCopy:
+    """Copies rows of one dtype to rows of another. torch's copy would do, but could not be recorded (``CallList``)."""
+
+    def __init__(self, from_dtype: torch.dtype, to_dtype: torch.dtype) -> None:
+        compiled = partial(row_copies.compiled_copy, _name(from_dtype), _name(to_dtype))
+        self._call = KernelCall(compiled, row_copies.NUM_COPY_PARAMETERS)
+
+    def __call__(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Both: [num_rows, size]; the numbers of a row are contiguous, rows may be any distance apart."""
+        parameters = self._call.parameters
+        parameters[row_copies.SOURCE], parameters[row_copies.TARGET] = source.data_ptr(), target.data_ptr()
+        parameters[row_copies.NUM_ROWS], parameters[row_copies.SIZE] = source.shape
+        parameters[row_copies.SOURCE_STRIDE], parameters[row_copies.TARGET_STRIDE] = source.stride(0), target.stride(0)
+        self._call.run_over(source.numel())
+
+
+def rows_for_product(num_rows: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Allocate the input of a product on the CPU, [num_rows, size]. It is contiguous, unless weights lie in panels and
+    rows would compete for cache places: then rows are padded.
     """
-    itemsize = like.itemsize
-    if num_rows < MAX_ROWS or size * itemsize % ALIAS_BYTES or not suits_panels(like.dtype):
-        return torch.empty(num_rows, size, dtype=like.dtype)
-    return torch.empty(num_rows, size + LINE_BYTES // itemsize, dtype=like.dtype)[:, :size]
+    itemsize = dtype.itemsize
+    if num_rows < MAX_ROWS or size * itemsize % ALIAS_BYTES or not suits_panels(dtype):
+        return torch.empty(num_rows, size, dtype=dtype)
+    return torch.empty(num_rows, size + LINE_BYTES // itemsize, dtype=dtype)[:, :size]
 
 
 def narrowest_exact(*weights: torch.Tensor) -> torch.dtype:

@@ -6,26 +6,37 @@ Source: Su et al., RoFormer, 2021; Peng et al., YaRN, 2023; Ding et al., LongRoP
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from engine.layers.rope_config import RopeConfig, RopeType, yarn_mscale
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rotations:
     """The rotations of one step's tokens, shared by all layers.
 
     table: [max_positions, 2, num_pairs] cosine and sine of every position, in the model's dtype. num_pairs is half of
         head_dim; less if only the first part of a head is rotated; 0 if nothing is.
-    positions: [num_tokens], int64. cosine, sine: [num_tokens, 1, num_pairs], for operators that need them.
+    positions: [num_tokens], int64.
     """
 
-    table: torch.Tensor
-    positions: torch.Tensor
-    cosine: torch.Tensor
-    sine: torch.Tensor
+    def __init__(self, table: torch.Tensor, positions: torch.Tensor) -> None:
+        self.table, self.positions = table, positions
+
+    @property
+    def cosine(self) -> torch.Tensor:
+        """[num_tokens, 1, num_pairs], for operators that need them."""
+        return self._rows[:, 0, None, :]
+
+    @property
+    def sine(self) -> torch.Tensor:
+        """[num_tokens, 1, num_pairs], for operators that need them."""
+        return self._rows[:, 1, None, :]
+
+    @cached_property
+    def _rows(self) -> torch.Tensor:
+        return self.table.index_select(0, self.positions)
 
 
 class RotationTable:
@@ -36,8 +47,7 @@ class RotationTable:
 
     def rotations(self, positions: torch.Tensor) -> Rotations:
         """The rotations for the tokens of one step."""
-        rows = self._table.index_select(0, positions)
-        return Rotations(table=self._table, positions=positions, cosine=rows[:, 0, None, :], sine=rows[:, 1, None, :])
+        return Rotations(self._table, positions)
 
 
 class RotaryEmbedding(RotationTable):

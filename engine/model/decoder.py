@@ -12,7 +12,7 @@ from engine.layers.embedding import Embedding, LMHead
 from engine.layers.experts.mixture import Mixture, SharedExperts
 from engine.layers.fused_ops import FusedOps
 from engine.layers.mlp import MLP, FeedForward
-from engine.layers.norm import Norm, ResidualNorms, build_norm
+from engine.layers.norm import Norm, ResidualNorms, ResidualSum, build_norm
 from engine.layers.rotary import RotaryEmbedding, Rotations
 from engine.model.latent_attention import LatentAttention
 from engine.model.model_config import ModelConfig
@@ -35,7 +35,7 @@ class DecoderLayer:
             return ResidualNorms(
                 before=norm(config.hidden_size, delta_scale=scale) if before is not None else None,
                 after=norm(config.hidden_size) if after is not None else None,
-                delta_scale=scale,
+                add=ResidualSum(scale, dtype=dtype, device=device),
             )
 
         self.names, self.index = names, index
@@ -139,17 +139,17 @@ class Decoder:
     ) -> None:
         self.config = config
         self.dtype = dtype
-        self.embedding = Embedding(
-            config.vocab_size, config.hidden_size, scale=config.embedding_scale, dtype=dtype, device=device
-        )
+        table = partial(torch.empty, dtype=dtype, device=device)
+        self.embedding = Embedding(table(config.vocab_size, config.hidden_size), scale=config.embedding_scale)
         self.positions: Embedding | None = None
         if config.num_learned_positions:
-            self.positions = Embedding(config.num_learned_positions, config.hidden_size, dtype=dtype, device=device)
+            self.positions = Embedding(table(config.num_learned_positions, config.hidden_size))
         self.layers = [
             self.layer_class(config, index=index, dtype=dtype, device=device, fused_ops=fused_ops)
             for index in range(config.num_layers)
         ]
         self.norm = build_norm(config.norm, config.hidden_size, dtype=dtype, device=device)
+        self._add = ResidualSum(config.residual_scale, dtype=dtype, device=device)
         self.lm_head = LMHead(
             self.embedding,
             tied=config.tie_word_embeddings and not has_own_head,
@@ -189,7 +189,7 @@ class Decoder:
             if context.between_layers is not None:
                 context.between_layers()
             delta = layer.forward(hidden, delta, rotations, context)
-        return hidden if delta is None else hidden.add_(delta, alpha=self.config.residual_scale)
+        return hidden if delta is None else self._add(hidden, delta)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the vocabulary, [num_rows, vocab_size], for rows of ``forward``'s result."""

@@ -45,6 +45,7 @@ from engine.runner.device_parts import DeviceParts, plan_decode_graphs
 from engine.runner.input_batch import InputBatch
 from engine.runner.model_step import ModelStep
 from engine.runner.prompt_logprobs import prompt_logprobs
+from engine.runner.recorded_steps import RecordedSteps
 from engine.runner.step_inputs import LongArray, StepInputs
 from engine.sampling.grammar.compiler import GrammarStore
 from engine.sampling.most_likely import MostLikely
@@ -111,6 +112,7 @@ class ModelRunner:
             grammars=self.grammars,
         )
         self._is_cpu = self.device.type == "cpu"
+        self._recorded = RecordedSteps(self._model.forward) if self._is_cpu and self._graphs is None else None
         self.num_threads, self.thread_speedup = 0, 0.0
         # Nothing asks for gradients. On a CPU entering the mode costs 30 us a step, since caches are cold then.
         self._enters_inference_mode = not self._is_cpu or self._graphs is not None
@@ -158,6 +160,11 @@ class ModelRunner:
     def graph_sizes(self) -> tuple[int, ...]:
         """Batch sizes whose decode steps are replayed as graphs."""
         return self._graphs.captured_sizes if self._graphs is not None else ()
+
+    @property
+    def recorded_sizes(self) -> tuple[int, ...]:
+        """Numbers of rows whose decode steps repeat recorded kernel calls, ascending."""
+        return self._recorded.sizes if self._recorded is not None else ()
 
     def _describe_layout(self) -> KVLayout:
         shape = self.model_config
@@ -341,6 +348,10 @@ class ModelRunner:
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         if self._graphs is not None and (hidden := self._graphs.run(inputs, self._write_unknown)) is not None:
             return hidden
+        if self._recorded is not None:
+            hidden = self._recorded.run(inputs, self._attention, self.between_layers)
+            if hidden is not None:
+                return hidden
         plans = self._attention.plan(inputs.attention)
         if inputs.on_host is not None and self._is_cpu:
             input_ids, positions = inputs.on_host

@@ -70,9 +70,9 @@ class StepInputs:
 class DecodeLayout:
     """Lays out one decode step after another in the same memory.
 
-    The returned inputs are valid until the next step is laid out; by then the model has run or has copied them. While
-    the numbers of rows and columns stay the same, the array objects stay the same too, so callers may cache what they
-    derive from their addresses.
+    The returned inputs are valid until the next step is laid out; by then the model has run or has copied them. Steps
+    with the same number of rows have their arrays at the same addresses. While the number of columns stays the same
+    too, so do the array objects: callers may cache what they derive from them.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class DecodeLayout:
         self._slots: LongArray = np.zeros(self._num_groups * max_num_seqs, dtype=np.int64)
         self._first_positions: IntArray = np.zeros(max_num_seqs, dtype=np.int32)
         # Never touched beyond the part in use: the operating system backs only pages that were written.
-        self._tables: IntArray = np.empty(block_tables.size, dtype=np.int32)
+        self._tables: IntArray = np.empty(block_tables.shape, dtype=np.int32)
         # Starts and indices of a decode step's tokens: constant.
         self._starts: IntArray = np.arange(max_num_seqs + 1, dtype=np.int32)
         self._tokens: LongArray = np.arange(max_num_seqs, dtype=np.int64)
@@ -123,14 +123,13 @@ class DecodeLayout:
 
     def _view(self, num_rows: int, num_columns: int) -> StepInputs:
         input_ids, positions, num_groups = self._input_ids[:num_rows], self._positions[:num_rows], self._num_groups
-        tables = self._tables[: num_groups * num_rows * num_columns]
         return StepInputs(
             input_ids=input_ids,
             positions=positions,
             attention=AttentionBatch(
                 query_starts=self._starts[: num_rows + 1],
                 first_positions=self._first_positions[:num_rows],
-                block_tables=tables.reshape(num_groups, num_rows, num_columns),
+                block_tables=self._tables[:, :num_rows, :num_columns],
                 slots=self._slots[: num_groups * num_rows].reshape(num_groups, num_rows),
                 is_reused=True,
             ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import platform
 from functools import cache, partial
 
@@ -43,14 +42,13 @@ class CompiledExperts:
         self._gate_up, self._gate_up_bias = _pair_panels(*gate_up, stored)
         self._down, self._down_bias = _panels(*down, stored)
         self._numbers = ClampNumbers(clamp)
-        self._counters = (ctypes.c_int64 * kernel.NUM_COUNTERS)()
         compiled = partial(kernel.compiled_mixture, _name(weight.dtype), _name(stored))
-        self._call = KernelCall(compiled, kernel.NUM_PARAMETERS)
+        self._call = KernelCall(compiled, kernel.NUM_PARAMETERS, num_counters=kernel.NUM_COUNTERS)
         self._set_constants(gate_kind(activation, clamp))
 
     def _set_constants(self, kind: int) -> None:
         p = self._call.parameters
-        p[kernel.COUNTERS], p[kernel.NUMBERS] = ctypes.addressof(self._counters), self._numbers.address
+        p[kernel.NUMBERS] = self._numbers.address
         p[kernel.GATE_UP], p[kernel.GATE_UP_BIAS] = self._gate_up.data_ptr(), self._gate_up_bias.data_ptr()
         p[kernel.DOWN], p[kernel.DOWN_BIAS] = self._down.data_ptr(), self._down_bias.data_ptr()
         p[kernel.NUM_EXPERTS], p[kernel.KIND] = self._num_experts, kind
@@ -84,7 +82,6 @@ class CompiledExperts:
         p[kernel.INNER] = p[kernel.ROWS] + num_rows * p[kernel.ROW_STRIDE] * kernel.FLOAT32_BYTES
         p[kernel.RESULTS] = p[kernel.INNER] + num_rows * p[kernel.INNER_STRIDE] * kernel.FLOAT32_BYTES
         p[kernel.TABLES] = tables.data_ptr()
-        ctypes.memset(self._counters, 0, ctypes.sizeof(self._counters))
         self._call.run_over(num_rows * self._inner_size * self._hidden_size)
         return output
 

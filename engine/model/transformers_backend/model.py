@@ -20,7 +20,7 @@ from engine.model.transformers_backend.linears import Groups, apart, pack_linear
 from engine.model.transformers_backend.parts.agreement import sample_rows
 from engine.model.transformers_backend.parts.replacement import Replaced, replace_parts
 from engine.model.transformers_backend.probe import AttentionCall, Probe, probe
-from engine.model.transformers_backend.weights import leave_files, load_weights
+from engine.model.transformers_backend.weights import load_weights
 from engine.model.weights.checkpoint import ProgressCallback
 
 
@@ -84,7 +84,6 @@ def load_model(
         setattr(model.get_submodule(call.module), PAGED_LAYER, PagedLayer(step, layer))
     head_product = find_product(model, found.output_class, sample_rows(found.hidden_size, device).to(dtype))
     replaced = replace_parts(model, found, layers, step, products=products, max_positions=max_positions)
-    leave_files(model)
     return TransformersModel(Head(model, found.output_class, product=head_product), step, replaced)
 
 

@@ -15,9 +15,10 @@ from engine.attention.cpu import CPUAttention
 from engine.attention.reference import ReferenceAttention
 from engine.layers.activation import ActivationLayer
 from engine.layers.attention_layer import HeadTransform
+from engine.layers.embedding import Embedding
 from engine.layers.fused_ops import activate_plain
 from engine.layers.layer_spec import Activation, NormSpec
-from engine.layers.norm import RMSNorm
+from engine.layers.norm import ResidualSum, RMSNorm
 from engine.layers.rope_config import RopeConfig
 from engine.layers.rotary import RotaryEmbedding
 from engine.runner.device import DTYPES
@@ -199,3 +200,36 @@ def test_a_number_that_is_none_stays_in_its_row() -> None:
     hidden[1, 5] = torch.nan
     assert norm.add_and_normalize(hidden, None).isnan().any(dim=1).tolist() == [False, True, False]
     assert gate(hidden).isnan().any(dim=1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@settings(max_examples=25, deadline=None)
+@given(num_tokens=st.integers(1, 70), size=st.integers(1, 900), scale=st.sampled_from((1.0, 0.22)))
+def test_a_sum_without_a_norm(dtype: str, num_tokens: int, size: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(size)
+    hidden, delta = (torch.randn(num_tokens, size, generator=generator).to(DTYPES[dtype]) for _ in range(2))
+    expected = (hidden.double() + scale * delta.double()).to(DTYPES[dtype])
+    result = ResidualSum(scale, dtype=DTYPES[dtype], device=CPU)(hidden, delta)
+    assert result is hidden
+    torch.testing.assert_close(result, expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+    if scale == 1.0:
+        assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("scale", (1.0, 27.7))
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@settings(max_examples=25, deadline=None)
+@given(num_tokens=st.integers(1, 300), size=st.integers(1, 200))
+def test_embeddings_are_torchs(dtype: str, scale: float, num_tokens: int, size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    table = torch.randn(50, size, generator=generator).to(DTYPES[dtype])
+    ids = torch.randint(50, (num_tokens,), generator=generator)
+    expected = F.embedding(ids, table)
+    if scale != 1.0:
+        expected *= torch.tensor(scale, dtype=DTYPES[dtype])
+    assert torch.equal(Embedding(table, scale=scale)(ids), expected)
+
+
+def test_the_embedding_of_an_id_that_is_no_token_is_zero() -> None:
+    rows = Embedding(torch.ones(50, 24))(torch.tensor([50, 3, -1, 1 << 40]))
+    assert rows[:, 0].tolist() == [0.0, 1.0, 0.0, 0.0]

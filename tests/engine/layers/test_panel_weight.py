@@ -130,7 +130,7 @@ def test_rows_for_a_product_give_what_contiguous_ones_do(
 
     expected = multiply(x)
     tolerance = TOLERANCE[dtype] * expected.abs().max().item()
-    for rows in (rows_for_product(x, 40, 2048).copy_(x), x.T.contiguous().T):
+    for rows in (rows_for_product(40, 2048, x.dtype).copy_(x), x.T.contiguous().T):
         torch.testing.assert_close(multiply(rows), expected, atol=tolerance, rtol=0.0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from engine.layers.embedding import Embedding
 from engine.layers.norm import Norm
 from engine.model.transformers_backend.parts.layers import OwnLayer
 from engine.model.transformers_backend.parts.norms import FoundNorm, find_norm
@@ -29,7 +30,10 @@ class Chain:
     """Runs the layers of a model without its own code between them."""
 
     def __init__(self, model: PreTrainedModel, parts: ChainParts) -> None:
-        self._embedding = model.get_submodule(parts.embedding)
+        theirs = model.get_submodule(parts.embedding)
+        self._embedding: Callable[[torch.Tensor], torch.Tensor] = theirs
+        if type(theirs) is nn.Embedding and theirs.max_norm is None:  # a subclass may scale
+            self._embedding = Embedding(theirs.weight.data)
         layers = [model.get_submodule(name) for name in parts.layers]
         self._layers = [layer for layer in layers if isinstance(layer, OwnLayer)]
         assert len(self._layers) == len(layers)
@@ -37,7 +41,7 @@ class Chain:
 
     def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Token ids, [num_tokens], to hidden states after the last norm."""
-        hidden: torch.Tensor = self._embedding(input_ids)
+        hidden = self._embedding(input_ids)
         delta: torch.Tensor | None = None
         for layer in self._layers:
             delta = layer.advance(hidden, delta)

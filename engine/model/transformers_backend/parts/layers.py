@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from engine.layers.norm import ResidualNorms
+from engine.layers.norm import ResidualNorms, ResidualSum
 from engine.model.transformers_backend.parts.agreement import agree, call_in_float32, sample_rows
 from engine.model.transformers_backend.parts.attentions import OwnAttention
 from engine.model.transformers_backend.parts.mlps import OwnMLP
@@ -41,11 +41,12 @@ class LayerParts:
 class OwnLayer(nn.Module):
     """Replaces a decoder layer of a model and keeps the modules in it; its attention is ours already."""
 
-    def __init__(self, layer: nn.Module, parts: LayerParts) -> None:
+    def __init__(self, layer: nn.Module, parts: LayerParts, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         attention, feed_forward = layer.get_submodule(parts.attention), layer.get_submodule(parts.feed_forward)
         assert isinstance(attention, OwnAttention)
         self.delta_scale = parts.delta_scale
+        self.add = ResidualSum(parts.delta_scale, dtype=dtype, device=device)
         self._returns_tuple = parts.returns_tuple
         self._attention, self._feed_forward = attention, feed_forward
         self._attention_norms = self._around(*parts.attention_norms)
@@ -54,7 +55,7 @@ class OwnLayer(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """[1, num_tokens, hidden_size] to the same shape; other arguments are ignored, since they add nothing."""
         hidden: torch.Tensor = (args[0] if args else kwargs["hidden_states"])[0].clone()
-        hidden = hidden.add_(self.advance(hidden, None), alpha=self.delta_scale).unsqueeze(0)
+        hidden = self.add(hidden, self.advance(hidden, None)).unsqueeze(0)
         return (hidden,) if self._returns_tuple else hidden
 
     def advance(self, hidden: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
@@ -68,11 +69,10 @@ class OwnLayer(nn.Module):
         return self._feed_forward_norms.leave(made)
 
     def _around(self, before: FoundNorm | None, after: FoundNorm | None) -> ResidualNorms:
-        scale = self.delta_scale
         return ResidualNorms(
-            before=None if before is None else before.build(delta_scale=scale),
+            before=None if before is None else before.build(delta_scale=self.delta_scale),
             after=None if after is None else after.build(),
-            delta_scale=scale,
+            add=self.add,
         )
 
 

@@ -27,6 +27,7 @@ from engine.model.transformers_backend.parts.rotations import NoRotations, Table
 from engine.model.transformers_backend.parts.trial import Trial
 from engine.model.transformers_backend.parts.watch import Call, Watched, watch
 from engine.model.transformers_backend.probe import Probe
+from engine.model.transformers_backend.weights import leave_files
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -57,7 +58,7 @@ def replace_parts(
     products: Groups,
     max_positions: int,
 ) -> Replaced:
-    """Replace all possible parts of a loaded model, and pack the linear layers that stay.
+    """Replace all possible parts of a loaded model, and pack the linear layers that stay; then it holds no files.
 
     layers: for each attention module of ``found``. products: groups of linear layers that can be computed together.
     """
@@ -73,10 +74,12 @@ def replace_parts(
         _put(model, name, part())
         del part
     pack_linears(model, left)
+    leave_files(model)
     if ours.tables is None:
         return Replaced(names=names, products=left, tables=(), chain=None)
     trial = Trial(model, step, ours.tables, num_groups=1 + max(layer.group for layer in layers))
-    own_layers = {own.name: OwnLayer(model.get_submodule(own.name), own) for own in ours.layers}
+    build = partial(OwnLayer, dtype=model.dtype, device=model.device)
+    own_layers = {own.name: build(model.get_submodule(own.name), own) for own in ours.layers}
     if not _put_if_it_runs(model, own_layers, trial):
         own_layers = {}
     chain = None

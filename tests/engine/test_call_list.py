@@ -1,0 +1,99 @@
+"""Recorded kernel calls repeat in order, on any number of threads, with the arguments that they had."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+
+from engine.kernels import call, row_copies
+from engine.kernels.call import CallList, KernelCall, recording
+from engine.layers.embedding import Embedding
+
+NUM_ROWS, SIZE = 64, 1024
+NUM_COPIES, NUM_TURNS = 12, 50
+
+
+@pytest.fixture(params=[1, 2, 3])
+def num_threads(request: pytest.FixtureRequest) -> int:
+    """So many threads run a list."""
+    return int(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> object:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def _copy(one: KernelCall, source: torch.Tensor, target: torch.Tensor) -> None:
+    one.parameters[row_copies.SOURCE], one.parameters[row_copies.TARGET] = source.data_ptr(), target.data_ptr()
+    one.parameters[row_copies.NUM_ROWS], one.parameters[row_copies.SIZE] = source.shape
+    one.parameters[row_copies.SOURCE_STRIDE], one.parameters[row_copies.TARGET_STRIDE] = source.shape[1:] * 2
+    one.run_over(source.numel())
+
+
+def _copies() -> tuple[list[torch.Tensor], CallList]:
+    """A list that copies from each tensor to the next one."""
+    tensors, calls = list(torch.zeros(NUM_COPIES, NUM_ROWS, SIZE)), CallList()
+    one = KernelCall(partial(row_copies.compiled_copy, "float32", "float32"), row_copies.NUM_COPY_PARAMETERS)
+    with recording() as into:
+        into(calls)
+        for source, target in pairwise(tensors):
+            _copy(one, source, target)
+    assert len(calls) == NUM_COPIES - 1
+    return tensors, calls
+
+
+def test_each_call_sees_all_that_the_calls_before_it_wrote(num_threads: int) -> None:
+    torch.set_num_threads(num_threads)
+    tensors, calls = _copies()
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(NUM_TURNS):
+        torch.randn(NUM_ROWS, SIZE, generator=generator, out=tensors[0])
+        calls.run()
+        assert torch.equal(tensors[-1], tensors[0])
+
+
+def test_the_number_of_threads_may_change_between_runs() -> None:
+    tensors, calls = _copies()
+    for turn in range(NUM_TURNS):
+        torch.set_num_threads(1 + turn % 3)
+        tensors[0].fill_(turn)
+        calls.run()
+        assert bool((tensors[-1] == turn).all())
+
+
+def test_without_a_team_one_thread_does_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call, "team_function", lambda _: 0)
+    torch.set_num_threads(2)
+    tensors, calls = _copies()
+    tensors[0].fill_(7.0)
+    calls.run()
+    assert bool((tensors[-1] == 7.0).all())
+
+
+def test_calls_keep_their_arguments_and_only_those_of_this_thread_are_recorded() -> None:
+    weights = torch.arange(40.0).view(10, 4)
+    embeddings = [Embedding(weights, scale=scale) for scale in (1.0, 2.0)]
+    ids, calls = torch.tensor([3, 9]), CallList()
+    with recording() as into:
+        into(calls)
+        recorded = [embedding(ids) for embedding in embeddings]
+        aside = threading.Thread(target=embeddings[0], args=(ids,))
+        aside.start()
+        aside.join()
+    after = embeddings[0](torch.tensor([0, 0, 0]))
+    assert len(calls) == len(recorded)
+    ids.copy_(torch.tensor([1, 0]))
+    calls.run()
+    assert all(torch.equal(made, scale * weights[[1, 0]]) for made, scale in zip(recorded, (1.0, 2.0), strict=True))
+    assert torch.equal(after, weights[[0, 0, 0]])
+
+
+def test_an_empty_list_does_nothing() -> None:
+    CallList().run()
