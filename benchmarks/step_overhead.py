@@ -50,7 +50,8 @@ class StepClock:
         self._spent: defaultdict[str, float] = defaultdict(float)
         self._is_in_part = False
         runner: Any = _runner_of(core)
-        self._time((runner, "_forward", "forward"), (runner._model, "logits", "logits"))
+        self._time((runner._recorded, "run", "forward"), (runner._model, "forward", "forward"))
+        self._time((runner._model, "logits", "logits"))
 
     def time_all_parts(self) -> None:
         """From here on, time all parts, not only the model's."""

@@ -30,8 +30,8 @@ class AttentionBatch:
     slots: [num_groups, num_tokens] where each token's key and value go: block id * block_size + offset, int64,
         contiguous.
     is_reused: later steps pass this same batch again, with its arrays overwritten in place; even in other batches of as
-        many requests they lie at the same addresses. The blocks of a request are contiguous, requests are any constant
-        distance apart. Only for steps in which each request computes one token.
+        many requests they lie at the same addresses. A request's entries in a block table lie next to each other;
+        requests are any constant distance apart. Only for steps in which each request computes one token.
     """
 
     query_starts: IntArray

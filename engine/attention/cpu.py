@@ -18,7 +18,7 @@ from engine.contract.step import IntArray
 from engine.device.kv_cache import KVCache
 from engine.kernels import rotary as kernel
 from engine.kernels.call import KernelCall
-from engine.kernels.rms_norm import EPSILON, NUM_NORM_NUMBERS, OFFSET
+from engine.kernels.norms import EPSILON, NUM_NORM_NUMBERS, OFFSET
 from engine.layers.attention_layer import AttentionLayer, HeadTransform
 from engine.layers.rotary import Rotations
 

@@ -93,6 +93,9 @@ class PagedQueries:
         if requests is None:
             self._positions: IntArray = np.ascontiguousarray(batch.first_positions, dtype=np.int32)
             self._tables: IntArray = tables if has_plain_rows(tables) else np.ascontiguousarray(tables, dtype=np.int32)
+            if batch.is_reused:
+                assert self._positions is batch.first_positions, "later steps change the batch's own arrays"
+                assert self._tables is tables
         else:
             tokens, owners, positions = _queries(batch, requests)
             self.tokens = torch.from_numpy(tokens)

@@ -10,7 +10,6 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine.kernels import call_loop
@@ -19,8 +18,6 @@ from engine.kernels.thread_team import ThreadFunction, parallel_region, team_fun
 
 ELEMENTS_PER_THREAD = 1 << 15
 """A kernel that touches fewer numbers runs on the calling thread alone: waking other threads takes longer."""
-
-COUNTER_BYTES = 8
 
 TEAM_FUNCTIONS = ("GOMP_barrier", "omp_get_thread_num")
 """What the threads of a list call between its kernels."""
@@ -104,46 +101,46 @@ CALL_LOOP = partial(call_loop.compiled_call_loop)
 
 
 class _RecordedCall(NamedTuple):
-    """``numbers`` are named by the parameters."""
-
     kernel: int
-    parameters: npt.NDArray[np.int64]
-    numbers: ctypes.Array[ctypes.c_float]
+    parameters: list[int]
+    numbers: list[float]
+    numbers_at: int
     num_counters: int
     max_threads: int
 
 
 class CallList:
-    """Kernel calls with the parameters that they had when they were recorded, to run again one after another.
+    """Kernel calls with the arguments that they had when they were recorded, to run again one after another.
 
     All run in one parallel region without Python between them. Between two kernels Python takes as long as a small
-    kernel, since weights push everything else out of the caches. What the parameters name must stay in its place.
+    kernel, since weights push everything else out of the caches. What lies at the addresses in the parameters must stay
+    there.
     """
 
     def __init__(self) -> None:
         self._calls: list[_RecordedCall] = []
-        self._is_ready = False
-        self._table: npt.NDArray[np.int64] = np.empty((0, call_loop.NUM_CALL_FIELDS), dtype=np.int64)
-        self._counters: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._length = 0
+        self._table = self._parameters = self._counters = np.empty(0, dtype=np.int64)
+        self._numbers = np.empty(0, dtype=np.float32)
         self._loop = KernelCall(CALL_LOOP, call_loop.NUM_PARAMETERS)
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return self._length
 
     def append(self, call: KernelCall, max_threads: int) -> None:
-        """Add a call as it is now; its kernel is compiled."""
-        parameters = np.array(call.parameters, dtype=np.int64)
-        numbers = type(call.numbers)(*call.numbers)
-        if len(numbers):
-            parameters[call.numbers_at] = ctypes.addressof(numbers)
-        self._calls.append(_RecordedCall(call.address, parameters, numbers, call.num_counters, max_threads))
-        self._is_ready = False
+        """Add a call as it is now; its kernel is compiled. Not after the first run."""
+        assert len(self._calls) == self._length
+        numbers = list(call.numbers)
+        self._calls.append(
+            _RecordedCall(call.address, list(call.parameters), numbers, call.numbers_at, call.num_counters, max_threads)
+        )
+        self._length += 1
 
     def run(self) -> None:
         """Run all calls, each on as many threads as it may have."""
-        if not self._calls:
+        if not self._length:
             return
-        if not self._is_ready:
+        if self._calls:
             self._prepare()
         self._counters.fill(0)
         parameters = self._loop.parameters
@@ -152,19 +149,26 @@ class CallList:
         self._loop.run(max_threads=num_threads)
 
     def _prepare(self) -> None:
+        """Move all arguments to a few arrays, and give each call its own counters."""
         calls = self._calls
         self._counters = np.zeros(sum(call.num_counters for call in calls), dtype=np.int64)
-        counter = self._counters.ctypes.data
+        self._numbers = np.array([number for call in calls for number in call.numbers], dtype=np.float32)
+        counter, number = self._counters.ctypes.data, self._numbers.ctypes.data
         for call in calls:
             call.parameters[0] = counter
-            counter += call.num_counters * COUNTER_BYTES
-        self._table = np.array(
-            [(call.kernel, call.parameters.ctypes.data, call.max_threads) for call in calls], dtype=np.int64
-        )
+            counter += call.num_counters * self._counters.itemsize
+            if call.numbers:
+                call.parameters[call.numbers_at] = number
+                number += len(call.numbers) * self._numbers.itemsize
+        self._parameters = np.array([value for call in calls for value in call.parameters], dtype=np.int64)
+        ends = np.cumsum([len(call.parameters) for call in calls])
+        places = self._parameters.ctypes.data + self._parameters.itemsize * np.concatenate(([0], ends[:-1]))
+        kernels, threads = [call.kernel for call in calls], [call.max_threads for call in calls]
+        self._table = np.stack((kernels, places, threads), axis=1)
         parameters = self._loop.parameters
         parameters[call_loop.CALLS], parameters[call_loop.NUM_CALLS] = self._table.ctypes.data, len(calls)
         parameters[call_loop.BARRIER], parameters[call_loop.THREAD_NUMBER] = map(team_function, TEAM_FUNCTIONS)
-        self._is_ready = True
+        calls.clear()
 
 
 class _Recording(threading.local):
@@ -175,10 +179,10 @@ _recording = _Recording()
 
 
 @contextmanager
-def recording() -> Iterator[Callable[[CallList], None]]:
-    """Until the end, add this thread's kernel calls to a list: the one last given to the yielded function."""
+def recording() -> Iterator[Callable[[CallList | None], None]]:
+    """Until the end, add this thread's kernel calls to a list: the one last given to the yielded function, if any."""
 
-    def into(calls: CallList) -> None:
+    def into(calls: CallList | None) -> None:
         _recording.calls = calls
 
     before = _recording.calls

@@ -8,12 +8,12 @@ from numba import carray, njit
 from engine.kernels.compiled import BODY_OPTIONS, PART_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.lanes import LANES
 from engine.kernels.machine_code import address_of, narrow, pointer, take_next, widen
-from engine.kernels.rms_norm import NUM_NORM_NUMBERS, normalize
+from engine.kernels.norms import NUM_NORM_NUMBERS, normalize
 from engine.kernels.row_loops import rotate_row
 
 # The fields of the parameter block, all int64.
 COUNTER, HEADS, QUERY, POSITIONS, TABLE, SLOTS, ROWS = range(7)  # addresses
-QUERY_NORM, KEY_NORM, NUMBERS = 7, 8, 9  # addresses; the norms may be 0 for none, NUMBERS are those of ``rms_norm``
+QUERY_NORM, KEY_NORM, NUMBERS = 7, 8, 9  # addresses; the norms may be 0 for none, NUMBERS are those of ``norms``
 NUM_TOKENS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 10, 11, 12, 13
 NUM_POSITIONS, NUM_CACHE_ROWS, FIRST_KEY, BLOCK_ROWS, HEAD_ROWS, BLOCK_SIZE = 14, 15, 16, 17, 18, 19
 HALF = 20  # rotated pairs of a head

@@ -36,6 +36,8 @@ class Embedding:
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Look up the vectors of [num_tokens] ids."""
         if self._call is not None:
+            assert token_ids.dtype is torch.int64
+            assert token_ids.is_contiguous()
             output = torch.empty(len(token_ids), self.weight.shape[1], dtype=self.weight.dtype)
             parameters = self._call.parameters
             parameters[kernel.TOKEN_IDS], parameters[kernel.EMBEDDED] = token_ids.data_ptr(), output.data_ptr()

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from engine.kernels import rms_norm as kernel
+from engine.kernels import norms as kernel
 from engine.kernels.call import KernelCall
 from engine.layers.fused_ops import FusedOps, root_mean_square_norm
 from engine.layers.layer_spec import NormKind, NormSpec
@@ -36,7 +36,7 @@ class RMSNorm:
         self.spec = spec
         self._delta_scale = delta_scale
         self._fused_ops = fused_ops
-        self._compiled = _CompiledPass(dtype, delta_scale, (self.weight, spec)) if device.type == "cpu" else None
+        self._compiled = _CompiledPass(dtype, delta_scale, spec, self.weight) if device.type == "cpu" else None
 
     def targets(self, name: str) -> dict[str, torch.Tensor]:
         """Where the tensors of the norm called ``name`` are loaded."""
@@ -71,18 +71,21 @@ class RMSNorm:
 class _CompiledPass:
     """Adds to the residual stream, then normalises, in one pass over the tokens instead of ten torch operators."""
 
-    def __init__(self, dtype: torch.dtype, delta_scale: float, norm: tuple[torch.Tensor, NormSpec] | None) -> None:
-        self._norm = norm  # the kernel holds the weight's address
-        compiled = partial(kernel.compiled_norm, str(dtype).removeprefix("torch."))
+    def __init__(self, dtype: torch.dtype, delta_scale: float, spec: NormSpec, *weights: torch.Tensor) -> None:
+        """``weights``: the norm's weight, and of a layer norm the bias; none if nothing is normalised."""
+        self._weights = weights  # the kernel holds their addresses
+        compile_pass = kernel.compiled_layer_norm if spec.kind is NormKind.LAYER else kernel.compiled_norm
         self._call = KernelCall(
-            compiled, kernel.NUM_PARAMETERS, numbers_at=kernel.NUMBERS, num_numbers=kernel.NUM_NORM_NUMBERS
+            partial(compile_pass, str(dtype).removeprefix("torch.")),
+            kernel.NUM_PARAMETERS,
+            numbers_at=kernel.NUMBERS,
+            num_numbers=kernel.NUM_NORM_NUMBERS,
         )
         numbers = self._call.numbers
+        numbers[kernel.EPSILON], numbers[kernel.OFFSET] = spec.eps, spec.offset
         numbers[kernel.DELTA_SCALE] = delta_scale
-        if norm is not None:
-            weight, spec = norm
-            self._call.parameters[kernel.WEIGHT] = weight.data_ptr()
-            numbers[kernel.EPSILON], numbers[kernel.OFFSET] = spec.eps, spec.offset
+        for field, weight in zip((kernel.WEIGHT, kernel.BIAS), weights, strict=False):
+            self._call.parameters[field] = weight.data_ptr()
 
     def __call__(self, hidden: torch.Tensor, delta: torch.Tensor | None, output: torch.Tensor | None) -> None:
         """The numbers of a row in ``hidden`` and ``output`` are contiguous; rows may be any distance apart. Without an
@@ -103,12 +106,13 @@ class ResidualSum:
 
     def __init__(self, scale: float, *, dtype: torch.dtype, device: torch.device) -> None:
         self._scale = scale
-        self._compiled = _CompiledPass(dtype, scale, None) if device.type == "cpu" else None
+        self._compiled = _CompiledPass(dtype, scale, NormSpec()) if device.type == "cpu" else None
 
     def __call__(self, hidden: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
         """Add ``delta`` to ``hidden`` in place; both [num_tokens, size], contiguous."""
         if self._compiled is None:
             return hidden.add_(delta, alpha=self._scale)
+        assert hidden.dtype == delta.dtype
         self._compiled(hidden, delta, None)
         return hidden
 
@@ -121,7 +125,10 @@ class LayerNorm:
     ) -> None:
         self.weight, self.bias = torch.empty(2, size, dtype=dtype, device=device)
         self.spec = spec
-        self._add = ResidualSum(delta_scale, dtype=dtype, device=device)
+        self._delta_scale = delta_scale
+        self._compiled: _CompiledPass | None = None
+        if device.type == "cpu":
+            self._compiled = _CompiledPass(dtype, delta_scale, spec, self.weight, self.bias)
 
     def targets(self, name: str) -> dict[str, torch.Tensor]:
         """Where the tensors of the norm called ``name`` are loaded."""
@@ -129,8 +136,12 @@ class LayerNorm:
 
     def add_and_normalize(self, hidden: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
         """Add ``delta`` to ``hidden`` in place, and return the normalised sum; both [num_tokens, size]."""
+        if self._compiled is not None:
+            output = torch.empty_like(hidden)
+            self._compiled(hidden, delta, output)
+            return output
         if delta is not None:
-            self._add(hidden, delta)
+            hidden.add_(delta, alpha=self._delta_scale)
         return F.layer_norm(hidden, (hidden.shape[-1],), self.weight, self.bias, self.spec.eps)
 
 

@@ -144,6 +144,7 @@ class Decoder:
         self.positions: Embedding | None = None
         if config.num_learned_positions:
             self.positions = Embedding(table(config.num_learned_positions, config.hidden_size))
+        self._add_positions = ResidualSum(1.0, dtype=dtype, device=device)
         self.layers = [
             self.layer_class(config, index=index, dtype=dtype, device=device, fused_ops=fused_ops)
             for index in range(config.num_layers)
@@ -182,7 +183,7 @@ class Decoder:
         """Run the layers: token ids, [num_tokens], to hidden states before the last norm."""
         hidden = self.embedding(input_ids)
         if self.positions is not None:
-            hidden = hidden.add_(self.positions(context.positions))
+            hidden = self._add_positions(hidden, self.positions(context.positions))
         rotations = [rotary.rotations(context.positions) for rotary in self.rotary]
         delta: torch.Tensor | None = None
         for layer in self.layers:

@@ -123,7 +123,7 @@ class ModelRunner:
         )
         self._last_step: ModelStep | None = None
         self.between_layers: Callable[[], None] | None = None
-        """Called before each layer of a step that the host computes, or launches, layer by layer."""
+        """Called before each layer of a step that the host computes, or launches one by one."""
 
     def _load_model(self, progress: ProgressCallback | None) -> LoadedModel:
         return load_model(
@@ -348,17 +348,17 @@ class ModelRunner:
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         if self._graphs is not None and (hidden := self._graphs.run(inputs, self._write_unknown)) is not None:
             return hidden
-        if self._recorded is not None:
-            hidden = self._recorded.run(inputs, self._attention, self.between_layers)
-            if hidden is not None:
-                return hidden
-        plans = self._attention.plan(inputs.attention)
         if inputs.on_host is not None and self._is_cpu:
             input_ids, positions = inputs.on_host
         else:
             input_ids, positions = self._upload(inputs.input_ids), self._upload(inputs.positions)
         if inputs.unknown is not None:
             self._write_unknown(inputs, input_ids)
+        if self._recorded is not None:
+            hidden = self._recorded.run(inputs, self._attention, self.between_layers)
+            if hidden is not None:
+                return hidden
+        plans = self._attention.plan(inputs.attention)
         return self._model.forward(input_ids, StepContext(positions, plans, self.between_layers))
 
     def _write_unknown(self, inputs: StepInputs, input_ids: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.attention.backend import AttentionBackend, AttentionBatch
+from engine.attention.backend import AttentionBackend
 from engine.kernels.call import CALL_LOOP, CallList, recording
 from engine.kernels.compiled_once import want
 from engine.model.step_context import StepContext
@@ -47,9 +47,8 @@ class RecordedSteps:
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
-        self._arena = _Arena()
+        self._arena: _Arena | None = _Arena()  # None: nothing is recorded any more
         self._steps: dict[int, _RecordedStep] = {}
-        self._can_record = True
         want(CALL_LOOP)
 
     @property
@@ -60,39 +59,43 @@ class RecordedSteps:
     def run(
         self, inputs: StepInputs, attention: AttentionBackend, between_layers: Callable[[], None] | None
     ) -> torch.Tensor | None:
-        """Compute a step: [num_tokens, hidden_size], as ``forward`` returns, valid until the next step; None if it has
-        to be computed layer by layer.
+        """Compute a step whose tokens are all known: [num_tokens, hidden_size], as ``forward`` returns, valid until the
+        next step; None if it has to be computed layer by layer.
         """
-        if inputs.on_host is None or inputs.unknown is not None:
+        if inputs.on_host is None:
             return None
         step = self._steps.get(len(inputs.input_ids))
         if step is not None:
             return step.run(between_layers)
-        if not self._can_record or len(inputs.input_ids) > MAX_ROWS:
+        if self._arena is None or len(inputs.input_ids) > MAX_ROWS:
             return None
-        return self._record(*inputs.on_host, inputs.attention, attention)
+        assert inputs.attention.is_reused
+        input_ids, positions = inputs.on_host
+        plans = attention.plan(inputs.attention)
+        return self._record(input_ids, StepContext(positions, plans, between_layers), self._arena)
 
-    def _record(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, batch: AttentionBatch, attention: AttentionBackend
-    ) -> torch.Tensor:
-        assert batch.is_reused
-        plans = attention.plan(batch)
+    def _record(self, input_ids: torch.Tensor, context: StepContext, arena: _Arena) -> torch.Tensor:
         parts = [CallList()]
-        self._arena.rewind()
-        with recording() as into, _Watch(self._arena) as watch:
+        arena.rewind()
+        with recording() as into, _Watch(arena) as watch:
             into(parts[0])
 
             def next_layer() -> None:
+                if context.between_layers is not None:
+                    watch.is_on = False
+                    into(None)
+                    context.between_layers()
+                    watch.is_on = True
                 parts.append(CallList())
                 into(parts[-1])
-                self._arena.next_layer()
+                arena.next_layer()
 
-            hidden = self._forward(input_ids, StepContext(positions, plans, next_layer))
-        self._can_record = not watch.others
-        if self._can_record:
-            self._steps[len(input_ids)] = _RecordedStep(parts, hidden, self._arena.lent)
-        else:
+            hidden = self._forward(input_ids, context._replace(between_layers=next_layer))
+        if watch.others:
             logger.debug("decode steps are not recorded: torch computes %s", sorted(watch.others))
+            self._arena = None
+        else:
+            self._steps[len(input_ids)] = _RecordedStep(parts, hidden, arena.lent)
         return hidden
 
 
@@ -113,27 +116,31 @@ class _RecordedStep:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not say what subclassing takes
-    """Gives tensors memory from an arena, and notes what torch computes.
+    """Gives tensors memory from an arena, and notes what torch computes: then they get memory of their own, since
+    nothing is known of how long such a model needs them.
 
-    others: names of all operators but those that allocate or make views.
+    others: names of all operators but those that allocate or make views. is_on: can be turned off for a while.
     """
 
     def __init__(self, arena: _Arena) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.others: set[str] = set()
+        self.is_on = True
         self._arena = arena
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in _ALLOCATIONS:
-            return self._arena.take(result)
-        if not _is_view(func):
+        if not self.is_on:
+            return result
+        if func not in _ALLOCATIONS and not _is_view(func):
             self.others.add(str(func))
-        return result
+        return self._arena.take(result) if func in _ALLOCATIONS and not self.others else result
 
 
 def _is_view(func: Any) -> bool:
-    return all(value.alias_info is not None and not value.alias_info.is_write for value in func._schema.returns)
+    returns = func._schema.returns
+    is_view = bool(returns) and all(value.alias_info and not value.alias_info.is_write for value in returns)
+    return is_view and func is not torch.ops.aten.lift_fresh.default  # which makes a tensor of Python's numbers
 
 
 class _Arena:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from functools import partial
 from itertools import pairwise
@@ -10,11 +13,14 @@ import pytest
 import torch
 
 from engine.kernels import call, row_copies
-from engine.kernels.call import CallList, KernelCall, recording
+from engine.kernels.call import CallList, KernelCall, recording, threads_for
 from engine.layers.embedding import Embedding
+from engine.layers.experts.compiled import CompiledExperts
+from engine.layers.layer_spec import Activation
 
 NUM_ROWS, SIZE = 64, 1024
 NUM_COPIES, NUM_TURNS = 12, 50
+TIMEOUT_S = 300.0
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -93,6 +99,66 @@ def test_calls_keep_their_arguments_and_only_those_of_this_thread_are_recorded()
     calls.run()
     assert all(torch.equal(made, scale * weights[[1, 0]]) for made, scale in zip(recorded, (1.0, 2.0), strict=True))
     assert torch.equal(after, weights[[0, 0, 0]])
+
+
+def test_large_and_small_kernels_in_turn(num_threads: int) -> None:
+    """In a small one only the first threads take part, and the others wait for it."""
+    torch.set_num_threads(num_threads)
+    one = KernelCall(partial(row_copies.compiled_copy, "float32", "float32"), row_copies.NUM_COPY_PARAMETERS)
+    wide, narrow = list(torch.zeros(6, NUM_ROWS, SIZE)), list(torch.zeros(6, NUM_ROWS, SIZE))
+    assert threads_for(NUM_ROWS) == 1 < threads_for(NUM_ROWS * SIZE)
+    calls = CallList()
+    with recording() as into:
+        into(calls)
+        for index in range(5):
+            _copy(one, wide[index], wide[index + 1])
+            _copy(one, wide[index + 1][:1], narrow[index][:1])
+            _copy(one, narrow[index][:1], wide[index + 1][-1:])
+    for turn in range(1, NUM_TURNS):
+        wide[0].copy_(torch.arange(NUM_ROWS * SIZE).view(NUM_ROWS, SIZE)).mul_(turn)
+        calls.run()
+        assert torch.equal(wide[5][:-1], wide[0][:-1])
+        assert torch.equal(wide[5][-1], wide[0][0])
+
+
+def test_a_kernel_whose_phases_have_counters_of_their_own(num_threads: int) -> None:
+    torch.set_num_threads(num_threads)
+    generator = torch.Generator().manual_seed(1)
+    gate_up, down = torch.randn(6, 64, 64, generator=generator), torch.randn(6, 64, 32, generator=generator)
+    experts = CompiledExperts((gate_up, None), (down, None), activation=Activation.SILU, clamp=None)
+    x, chosen, weights = torch.randn(40, 64), torch.randint(6, (40, 2)), torch.rand(40, 2)
+    calls = CallList()
+    with recording() as into:
+        into(calls)
+        rooms = []  # the memory that the kernel uses besides its result must stay as well
+        allocate = torch.empty
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "empty", lambda *a, **k: rooms.append(allocate(*a, **k)) or rooms[-1])
+            result = experts(x, chosen, weights)
+    for seed in range(NUM_TURNS):
+        x.copy_(torch.randn(x.shape, generator=generator.manual_seed(seed)))
+        chosen.copy_(torch.randint(6, chosen.shape, generator=generator))
+        calls.run()
+        assert torch.equal(result, experts(x, chosen, weights))
+
+
+FEWER_THREADS = """
+import torch
+from tests.engine.test_call_list import _copies
+torch.set_num_threads(3)
+tensors, calls = _copies()
+tensors[0].fill_(5.0)
+calls.run()
+print(bool((tensors[-1] == 5.0).all()))
+"""
+
+
+def test_a_runtime_that_gives_fewer_threads_than_asked_for() -> None:
+    environment = os.environ | {"OMP_THREAD_LIMIT": "2"}
+    said = subprocess.run(
+        [sys.executable, "-c", FEWER_THREADS], env=environment, capture_output=True, check=True, timeout=TIMEOUT_S
+    )
+    assert said.stdout.split() == [b"True"]
 
 
 def test_an_empty_list_does_nothing() -> None:

@@ -26,7 +26,7 @@ NUM_KERNELS = 6
 SEVERAL = """
 from functools import partial
 
-from engine.kernels import compiled, rms_norm, rotary, row_argmax
+from engine.kernels import compiled, norms, rotary, row_argmax
 from engine.kernels.compiled_once import compile_wanted, want
 
 made = []
@@ -36,7 +36,7 @@ def remembered(*arguments, **options):
 
 compiled.cfunc = remembered
 for dtype in ("float32", "bfloat16"):
-    for compile in (rms_norm.compiled_norm, rotary.compiled_rotation, row_argmax.compiled_argmax):
+    for compile in (norms.compiled_norm, rotary.compiled_rotation, row_argmax.compiled_argmax):
         want(partial(compile, dtype))
 print("ready", flush=True)
 input()

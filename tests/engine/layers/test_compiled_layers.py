@@ -17,8 +17,8 @@ from engine.layers.activation import ActivationLayer
 from engine.layers.attention_layer import HeadTransform
 from engine.layers.embedding import Embedding
 from engine.layers.fused_ops import activate_plain
-from engine.layers.layer_spec import Activation, NormSpec
-from engine.layers.norm import ResidualSum, RMSNorm
+from engine.layers.layer_spec import Activation, NormKind, NormSpec
+from engine.layers.norm import LayerNorm, ResidualSum, RMSNorm
 from engine.layers.rope_config import RopeConfig
 from engine.layers.rotary import RotaryEmbedding
 from engine.runner.device import DTYPES
@@ -233,3 +233,23 @@ def test_embeddings_are_torchs(dtype: str, scale: float, num_tokens: int, size: 
 def test_the_embedding_of_an_id_that_is_no_token_is_zero() -> None:
     rows = Embedding(torch.ones(50, 24))(torch.tensor([50, 3, -1, 1 << 40]))
     assert rows[:, 0].tolist() == [0.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@settings(max_examples=25, deadline=None)
+@given(
+    num_tokens=st.integers(1, 70), size=st.integers(2, 900), has_delta=st.booleans(), shift=st.sampled_from((0.0, 5.0))
+)
+def test_layer_norms(dtype: str, num_tokens: int, size: int, has_delta: bool, shift: float) -> None:
+    generator = torch.Generator().manual_seed(size)
+    norm = LayerNorm(size, spec=NormSpec(kind=NormKind.LAYER, eps=1e-5), dtype=DTYPES[dtype], device=CPU)
+    for weight in (norm.weight, norm.bias):
+        weight.copy_(torch.randn(size, generator=generator))
+    hidden, delta = (torch.randn(num_tokens, size, generator=generator).to(DTYPES[dtype]) for _ in range(2))
+    hidden += shift
+    expected_sum = hidden + delta if has_delta else hidden.clone()
+    weights = norm.weight.double(), norm.bias.double()
+    expected = F.layer_norm(expected_sum.double(), (size,), *weights, norm.spec.eps)
+    result = norm.add_and_normalize(hidden, delta if has_delta else None)
+    assert torch.equal(hidden, expected_sum)
+    torch.testing.assert_close(result.double(), expected, atol=4 * TOLERANCES[dtype], rtol=TOLERANCES[dtype])
