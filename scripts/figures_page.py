@@ -77,6 +77,7 @@ HTTP_RUNS = (
     Run("serving_peer_bfloat16_xeon", "bfloat16, Intel Xeon whose AMX is hidden from the virtual machine"),
     Run("serving_peer_float32_xeon", "float32, the same Xeon"),
     Run("serving_peer_bfloat16_amx", "bfloat16, Intel Xeon with AMX"),
+    Run("serving_peer_float32_amx", "float32, Intel Xeon with AMX"),
 )
 
 ENGINE_RUNS = (

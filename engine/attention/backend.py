@@ -87,6 +87,23 @@ class AttentionPlan(Protocol):
         """
 
 
+@runtime_checkable
+class PlanInTwo(AttentionPlan, Protocol):
+    """A plan whose ``attend_heads`` is also to be had in two parts: the first is a compiled kernel for any number of
+    tokens, the second depends on the requests of the step.
+    """
+
+    def place(self, layer: AttentionLayer, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
+        """Write keys and values to the cache; returns the queries, [num_tokens, num_heads, head_dim]."""
+
+    def attend_placed(
+        self, layer: AttentionLayer, heads: torch.Tensor, query: torch.Tensor, output: torch.Tensor
+    ) -> torch.Tensor:
+        """Fill and return ``output``, of the shape of ``query``. ``heads`` are those of :meth:`place`, which overwrote
+        them.
+        """
+
+
 AttentionPlans = Sequence[AttentionPlan]
 """One step's plans, one for each KV cache group."""
 

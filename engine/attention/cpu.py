@@ -42,6 +42,7 @@ class RotationPass:
             kernel.NUM_PARAMETERS,
             numbers_at=kernel.NUMBERS,
             num_numbers=NUM_NORM_NUMBERS,
+            rows_at=kernel.NUM_TOKENS,
         )
         parameters = self._call.parameters
         parameters[kernel.ROWS] = cache.blocks.data_ptr()
@@ -178,24 +179,39 @@ class CPUPlan:
         """See ``AttentionPlan``."""
         block_size = self._cache.layout.block_size
         self._cache.write(layer.index, (self._slots // block_size, self._slots % block_size), key, value)
-        return self._attend(layer, query, key, value)
+        output = query.new_empty(*query.shape[:2], value.shape[2])
+        return self._attend(layer, query, key, value, output).flatten(1)
 
     def attend_heads(self, layer: AttentionLayer, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
         """See ``AttentionPlan``."""
-        query = self._rotation_pass.run(layer, heads, rotations, self._slots)
+        query = self.place(layer, heads, rotations)
+        return self.attend_placed(layer, heads, query, torch.empty_like(query)).flatten(1)
+
+    def place(self, layer: AttentionLayer, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
+        """See ``PlanInTwo``."""
+        return self._rotation_pass.run(layer, heads, rotations, self._slots)
+
+    def attend_placed(
+        self, layer: AttentionLayer, heads: torch.Tensor, query: torch.Tensor, output: torch.Tensor
+    ) -> torch.Tensor:
+        """See ``PlanInTwo``."""
         transform = layer.transform
         first_value = transform.num_heads + transform.num_kv_heads
         key, value = heads[:, transform.num_heads : first_value], heads[:, first_value:]
-        return self._attend(layer, query, key, value)
+        return self._attend(layer, query, key, value, output)
 
     def _attend(
-        self, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
     ) -> torch.Tensor:
-        """Attend; the step's keys and values are already in the cache."""
+        """Fill and return ``output``; the step's keys and values are already in the cache."""
         if self._runs is None:
             assert self._paged is not None, "a step has tokens"
-            return self._paged.attend(layer, query).flatten(1)
-        output = query.new_empty(*query.shape[:2], value.shape[2])
+            return self._paged.attend(layer, query, output)
         if self._paged is not None:
             tokens, span = self._paged.tokens, self._paged.span
             assert tokens is not None, "a step with runs is no decode step"
@@ -204,4 +220,4 @@ class CPUPlan:
             else:
                 output.index_copy_(0, tokens, self._paged.attend(layer, query.index_select(0, tokens)))
         self._runs.attend(layer, query, key, value, output)
-        return output.flatten(1)
+        return output

@@ -32,7 +32,8 @@ class KernelCall:
     """``parameters`` are the kernel's arguments; the first one is the address of the counters that threads take work
     from, which are 0 when a kernel begins.
 
-    ``numbers`` are further arguments, float32; their address is the parameter ``numbers_at``.
+    ``numbers`` are further arguments, float32; their address is the parameter ``numbers_at``. The parameter ``rows_at``
+    is the number of rows, if all else stays the same for another number; 0 for none.
     The kernel is compiled by ``compile_wanted``, or by the first run. One call at a time: its owner fills in the
     parameters, then runs.
     """
@@ -45,8 +46,10 @@ class KernelCall:
         num_counters: int = 1,
         numbers_at: int = 0,
         num_numbers: int = 0,
+        rows_at: int = 0,
     ) -> None:
         self._kernel = kernel
+        self.rows_at = rows_at
         self._address = 0
         self._counters = (ctypes.c_int64 * num_counters)()
         self.parameters = (ctypes.c_int64 * num_parameters)()
@@ -71,6 +74,18 @@ class KernelCall:
 
     def run(self, *, max_threads: int) -> None:
         """Run on up to ``max_threads`` threads, and wait; without an OpenMP team, on the calling thread alone."""
+        self._run(max_threads)
+        if _recording.calls is not None:
+            _recording.calls.append(self, max_threads)
+
+    def run_over(self, num_elements: int) -> None:
+        """Run on as many threads as ``num_elements`` numbers justify, which are as many in each row."""
+        max_threads = threads_for(num_elements)
+        self._run(max_threads)
+        if _recording.calls is not None:
+            _recording.calls.append(self, max_threads, num_elements)
+
+    def _run(self, max_threads: int) -> None:
         ctypes.memset(self._counters, 0, ctypes.sizeof(self._counters))
         num_threads = min(torch.get_num_threads(), max_threads)
         if num_threads == 1 or self._enter_team is None:
@@ -79,12 +94,6 @@ class KernelCall:
             if not self._address:
                 self._compile()
             self._enter_team(self._address, self._parameters_address, num_threads, 0)
-        if _recording.calls is not None:
-            _recording.calls.append(self, max_threads)
-
-    def run_over(self, num_elements: int) -> None:
-        """Run on as many threads as ``num_elements`` numbers justify."""
-        self.run(max_threads=threads_for(num_elements))
 
     def _compile(self) -> None:
         compile_now(self._kernel)
@@ -101,12 +110,16 @@ CALL_LOOP = partial(call_loop.compiled_call_loop)
 
 
 class _RecordedCall(NamedTuple):
+    """elements_per_row: what the number of threads depends on; 0 if it is always ``max_threads``."""
+
     kernel: int
     parameters: list[int]
     numbers: list[float]
     numbers_at: int
     num_counters: int
     max_threads: int
+    rows_at: int
+    elements_per_row: int
 
 
 class CallList:
@@ -122,26 +135,47 @@ class CallList:
         self._length = 0
         self._table = self._parameters = self._counters = np.empty(0, dtype=np.int64)
         self._numbers = np.empty(0, dtype=np.float32)
+        self._rows_at, self._per_row = self._table, self._table
+        self._num_rows = 0
         self._loop = KernelCall(CALL_LOOP, call_loop.NUM_PARAMETERS)
 
     def __len__(self) -> int:
         return self._length
 
-    def append(self, call: KernelCall, max_threads: int) -> None:
-        """Add a call as it is now; its kernel is compiled. Not after the first run."""
+    def append(self, call: KernelCall, max_threads: int, num_elements: int = 0) -> None:
+        """Add a call as it is now, once its kernel is compiled; not after the first run. For ``num_elements`` see
+        ``KernelCall.run_over``.
+        """
         assert len(self._calls) == self._length
-        numbers = list(call.numbers)
+        parameters = list(call.parameters)
+        num_rows = parameters[call.rows_at] if call.rows_at else 0
         self._calls.append(
-            _RecordedCall(call.address, list(call.parameters), numbers, call.numbers_at, call.num_counters, max_threads)
+            _RecordedCall(
+                kernel=call.address,
+                parameters=parameters,
+                numbers=list(call.numbers),
+                numbers_at=call.numbers_at,
+                num_counters=call.num_counters,
+                max_threads=max_threads,
+                rows_at=call.rows_at,
+                elements_per_row=num_elements // num_rows if num_rows else 0,
+            )
         )
         self._length += 1
 
-    def run(self) -> None:
-        """Run all calls, each on as many threads as it may have."""
+    @property
+    def can_scale(self) -> bool:
+        """True if all calls can run with another number of rows; asked before the first run."""
+        return all(call.rows_at for call in self._calls)
+
+    def run(self, num_rows: int = 0) -> None:
+        """Run all calls, each on as many threads as it may have; with another number of rows if one is given."""
         if not self._length:
             return
         if self._calls:
             self._prepare()
+        if num_rows != self._num_rows:
+            self._set_rows(num_rows)
         self._counters.fill(0)
         parameters = self._loop.parameters
         has_team = parameters[call_loop.BARRIER] and parameters[call_loop.THREAD_NUMBER]
@@ -165,10 +199,18 @@ class CallList:
         places = self._parameters.ctypes.data + self._parameters.itemsize * np.concatenate(([0], ends[:-1]))
         kernels, threads = [call.kernel for call in calls], [call.max_threads for call in calls]
         self._table = np.stack((kernels, places, threads), axis=1)
+        self._rows_at = ends - [len(call.parameters) - call.rows_at for call in calls]
+        self._per_row = np.array([call.elements_per_row for call in calls], dtype=np.int64)
         parameters = self._loop.parameters
         parameters[call_loop.CALLS], parameters[call_loop.NUM_CALLS] = self._table.ctypes.data, len(calls)
         parameters[call_loop.BARRIER], parameters[call_loop.THREAD_NUMBER] = map(team_function, TEAM_FUNCTIONS)
         calls.clear()
+
+    def _set_rows(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self._parameters[self._rows_at] = num_rows
+        threads = self._table[:, call_loop.MAX_THREADS]
+        np.copyto(threads, 1 + num_rows * self._per_row // ELEMENTS_PER_THREAD, where=self._per_row > 0)
 
 
 class _Recording(threading.local):

@@ -63,7 +63,7 @@ class ActivationLayer:
         if device.type == "cpu" and kind is not None:
             self._numbers = ClampNumbers(clamp)
             compiled = partial(kernel.compiled_activation, str(dtype).removeprefix("torch."))
-            self._call = KernelCall(compiled, kernel.NUM_PARAMETERS)
+            self._call = KernelCall(compiled, kernel.NUM_PARAMETERS, rows_at=kernel.NUM_ROWS)
             self._call.parameters[kernel.KIND] = kind
             self._call.parameters[kernel.NUMBERS] = self._numbers.address
 

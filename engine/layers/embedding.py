@@ -27,6 +27,7 @@ class Embedding:
                 kernel.NUM_EMBEDDING_PARAMETERS,
                 numbers_at=kernel.NUMBERS,
                 num_numbers=kernel.NUM_EMBEDDING_NUMBERS,
+                rows_at=kernel.NUM_TOKENS,
             )
             self._call.numbers[kernel.SCALE] = self._scale
             parameters = self._call.parameters

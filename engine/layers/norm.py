@@ -80,6 +80,7 @@ class _CompiledPass:
             kernel.NUM_PARAMETERS,
             numbers_at=kernel.NUMBERS,
             num_numbers=kernel.NUM_NORM_NUMBERS,
+            rows_at=kernel.NUM_ROWS,
         )
         numbers = self._call.numbers
         numbers[kernel.EPSILON], numbers[kernel.OFFSET] = spec.eps, spec.offset

@@ -11,7 +11,7 @@ from llvmlite import binding
 from engine.device.huge_pages import WEIGHTS
 from engine.kernels import row_copies
 from engine.kernels.amx import has_tiles
-from engine.kernels.call import KernelCall
+from engine.kernels.call import KernelCall, threads_for
 from engine.kernels.products import amx_product
 from engine.kernels.products import panel_product as kernel
 from engine.kernels.products.tile_product import MAX_ROWS, PANEL, UNROLLED, WORD_BYTES
@@ -47,7 +47,8 @@ class PanelWeight:
             compiled = partial(amx_product.compiled_amx_product)  # binds nothing, but is a ``Kernel``
         else:
             compiled = partial(kernel.compiled_product, PAIRS if has_pairs else _name(stored), _name(weight.dtype))
-        self._call = KernelCall(compiled, kernel.NUM_PARAMETERS)
+        self._call = KernelCall(compiled, kernel.NUM_PARAMETERS, rows_at=kernel.NUM_ROWS)
+        self._max_threads = threads_for(self._panels.numel())
         self._copy = None if self._in_tiles else _RowCopy(weight.dtype, self._input_dtype)
         parameters = self._call.parameters
         parameters[kernel.PANELS], parameters[kernel.BIAS] = self._panels.data_ptr(), self._bias.data_ptr()
@@ -70,7 +71,7 @@ class PanelWeight:
         parameters = self._call.parameters
         parameters[kernel.INPUT], parameters[kernel.OUTPUT] = x.data_ptr(), output.data_ptr()
         parameters[kernel.NUM_ROWS], parameters[kernel.INPUT_STRIDE] = num_rows, stride * x.itemsize
-        self._call.run_over(self._panels.numel())
+        self._call.run(max_threads=self._max_threads)
         return output
 
     def _copied(self, x: torch.Tensor) -> torch.Tensor:
@@ -88,7 +89,7 @@ class _RowCopy:
 
     def __init__(self, from_dtype: torch.dtype, to_dtype: torch.dtype) -> None:
         compiled = partial(row_copies.compiled_copy, _name(from_dtype), _name(to_dtype))
-        self._call = KernelCall(compiled, row_copies.NUM_COPY_PARAMETERS)
+        self._call = KernelCall(compiled, row_copies.NUM_COPY_PARAMETERS, rows_at=row_copies.NUM_ROWS)
 
     def __call__(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Both: [num_rows, size]; the numbers of a row are contiguous, rows may be any distance apart."""

@@ -24,3 +24,7 @@ class StepContext(NamedTuple):
     positions: torch.Tensor
     plans: AttentionPlans
     between_layers: Callable[[], None] | None = None
+
+
+Forward = Callable[[torch.Tensor, StepContext], torch.Tensor]
+"""Maps token ids to hidden states: ``Decoder.forward``."""

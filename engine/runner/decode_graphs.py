@@ -15,7 +15,7 @@ from engine.attention.backend import AttentionBackend, DecodeGraphAttention
 from engine.contract.errors import CaptureRefusedError, ConfigError
 from engine.device.graph_device import Graph, GraphDevice
 from engine.device.kv_cache import KVCache
-from engine.model.step_context import StepContext
+from engine.model.step_context import Forward, StepContext
 from engine.runner.decode_buffers import DecodeBuffers
 from engine.runner.step_inputs import StepInputs
 
@@ -28,9 +28,6 @@ PROGRESS_PERIOD_S = 5.0
 
 CAPTURE_FAILURES = (CaptureRefusedError, RuntimeError, ValueError)
 """What backends, torch and CUDA raise for work that cannot be captured; running out of memory is one case."""
-
-Forward = Callable[[torch.Tensor, StepContext], torch.Tensor]
-"""Maps token ids to hidden states: ``Decoder.forward``."""
 
 UnknownWriter = Callable[[StepInputs, torch.Tensor], None]
 """Writes tokens that the host does not know yet into a step's token ids on the device."""

@@ -13,7 +13,8 @@ from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.device.graph_device import GraphDevice, graph_device_of
 from engine.device.kv_cache import KVCache
-from engine.runner.decode_graphs import DecodeGraphs, Forward, GraphSettings
+from engine.model.step_context import Forward
+from engine.runner.decode_graphs import DecodeGraphs, GraphSettings
 
 DRAFTED_ROWS = 128
 """With draft tokens, steps of up to so many tokens run as graphs even where max_num_seqs is smaller. Larger steps gain

@@ -16,10 +16,11 @@ from engine.layers.embedding import Embedding
 from engine.layers.panel_weight import suits_panels
 from engine.model.registry import ANY_CODE
 from engine.model.step_context import StepContext
-from engine.runner import recorded_steps
+from engine.runner import recorded_prompts, recorded_steps, recording
 from engine.runner.input_batch import InputBatch
 from engine.runner.model_runner import ModelRunner
-from engine.runner.recorded_steps import MIN_REGION_BYTES, RecordedSteps, _Arena
+from engine.runner.recorded_steps import RecordedSteps
+from engine.runner.recording import MIN_REGION_BYTES, StepMemory
 from engine.runner.step_inputs import StepInputs
 from tests.support.engine.checkpoints import (
     ARCHITECTURES,
@@ -33,8 +34,10 @@ from tests.support.engine.step_driver import StepDriver
 from tests.support.engine.transformers_families import TRANSFORMERS_FAMILIES
 
 BLOCK_SIZE = 4
-NUM_PROMPT_STEPS = 3
 MAX_NUM_SEQS = 8
+
+NUM_SHORT_OR_LONG = 2
+"""Steps of ``_serve`` that compute too few or too many tokens to be recorded."""
 
 RECORDED = (2, 3) if suits_panels(torch.float32) else ()
 """Numbers of rows whose steps are recorded in ``_serve``: none where the matrix library multiplies."""
@@ -76,13 +79,13 @@ class WatchedRunner(ModelRunner):
         self._recorded = RecordedSteps(counted)
 
 
-_next_layer = _Arena.next_layer
+_next_part = StepMemory.next_part
 
 
-def _next_layer_in_dirt(arena: _Arena) -> None:
-    """Begin a layer whose memory holds no numbers."""
-    _next_layer(arena)
-    arena._regions[arena._region].numpy()[:] = 0xFF
+def _next_part_in_dirt(memory: StepMemory) -> None:
+    """Begin a part whose memory holds no numbers."""
+    _next_part(memory)
+    memory._regions[memory._region].numpy()[:] = 0xFF
 
 
 def _prompt(num_tokens: int, seed: int) -> list[int]:
@@ -109,7 +112,12 @@ def _serve(runner: WatchedRunner) -> dict[int, list[int]]:
     driver.step({5: 3})
     for _ in range(BLOCK_SIZE):
         driver.step({1: 1, 5: 1, 2: 1})
-    return {row: driven.token_ids for row, driven in driver.rows.items()} | {0: ended}
+    for row, length in ((0, 270), (3, 190), (4, 9)):
+        driver.add(row, _prompt(length, seed=row))
+    driver.step({0: 270})
+    driver.step({3: 190, 1: 1, 0: 1, 4: 9})
+    driver.step({3: 1, 4: 1})
+    return {row: driven.token_ids for row, driven in driver.rows.items()} | {-1: ended}
 
 
 def _assert_same(runner: WatchedRunner, plain: WatchedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,10 +125,11 @@ def _assert_same(runner: WatchedRunner, plain: WatchedRunner, monkeypatch: pytes
     is overwritten as soon as nothing should need it.
     """
     with monkeypatch.context() as patch:
-        patch.setattr(_Arena, "next_layer", _next_layer_in_dirt)
+        patch.setattr(StepMemory, "next_part", _next_part_in_dirt)
         tokens = _serve(runner)
     with monkeypatch.context() as patch:
         patch.setattr(recorded_steps, "MAX_ROWS", 0)
+        patch.setattr(recorded_prompts, "MAX_TOKENS", 0)
         assert _serve(plain) == tokens
     assert plain.recorded_sizes == ()
     assert len(runner.hidden) == len(plain.hidden)
@@ -141,7 +150,9 @@ def test_same_bits(
     runner, plain = (WatchedRunner(checkpoint(architecture), dtype) for _ in range(2))
     _assert_same(runner, plain, monkeypatch)
     assert runner.recorded_sizes == RECORDED
-    assert runner.forward_calls == NUM_PROMPT_STEPS + len(RECORDED)
+    assert runner.repeats_prompts == bool(RECORDED)
+    if RECORDED:
+        assert runner.forward_calls == NUM_SHORT_OR_LONG + len(("a prompt", *RECORDED))
     assert plain.forward_calls == len(plain.hidden)
 
 
@@ -190,9 +201,9 @@ def test_the_hook_is_called_before_each_layer_and_may_change_the_threads(
 def test_results_that_need_more_memory_than_was_thought(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorded_steps, "MIN_REGION_BYTES", 64)
+    monkeypatch.setattr(recording, "MIN_REGION_BYTES", 64)
     runner = WatchedRunner(checkpoint("qwen3"))
-    monkeypatch.setattr(recorded_steps, "MIN_REGION_BYTES", MIN_REGION_BYTES)
+    monkeypatch.setattr(recording, "MIN_REGION_BYTES", MIN_REGION_BYTES)
     _assert_same(runner, WatchedRunner(checkpoint("qwen3")), monkeypatch)
     assert runner.recorded_sizes == RECORDED
 
@@ -202,6 +213,7 @@ def test_large_steps_are_not_recorded(checkpoint: Callable[[str], Path], monkeyp
     runner = WatchedRunner(checkpoint("llama"))
     _serve(runner)
     assert runner.recorded_sizes == RECORDED[:1]
+    assert runner.repeats_prompts
 
 
 class LayerByLayer:
