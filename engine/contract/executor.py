@@ -86,7 +86,7 @@ class Executor(StepRunner, Protocol):
         """The memory regions of the KV cache, one per rank. A connector reads and writes them until ``close``."""
 
     def call_between_layers(self, hook: Callable[[], None]) -> None:
-        """From now on, call ``hook`` before each layer of a step, on the thread that launched it.
+        """From now on, call ``hook`` for each layer of a step, before its attention, on the thread that launched it.
 
         It is not called where a device computes layers without the host, as with CUDA graphs.
         """

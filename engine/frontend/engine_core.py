@@ -78,7 +78,7 @@ class EngineCore:
         self._threads = threads
 
     def between_layers(self) -> None:
-        """To be called by the runner, on this engine's thread, before each layer of a step."""
+        """To be called by the runner, on this engine's thread, for each layer of a step, before its attention."""
         if self._is_long_step and self._threads is not None:
             self._threads.between_layers()
         if self.take_arrivals is not None:

@@ -79,7 +79,7 @@ class KernelCall:
             _recording.calls.append(self, max_threads)
 
     def run_over(self, num_elements: int) -> None:
-        """Run on as many threads as ``num_elements`` numbers justify, which are as many in each row."""
+        """Run on as many threads as ``num_elements`` numbers justify: those of all rows together."""
         max_threads = threads_for(num_elements)
         self._run(max_threads)
         if _recording.calls is not None:
@@ -136,7 +136,7 @@ class CallList:
         self._table = self._parameters = self._counters = np.empty(0, dtype=np.int64)
         self._numbers = np.empty(0, dtype=np.float32)
         self._rows_at, self._per_row = self._table, self._table
-        self._num_rows = 0
+        self._num_rows, self._max_threads = 0, 1
         self._loop = KernelCall(CALL_LOOP, call_loop.NUM_PARAMETERS)
 
     def __len__(self) -> int:
@@ -163,23 +163,25 @@ class CallList:
         )
         self._length += 1
 
-    @property
-    def can_scale(self) -> bool:
-        """True if all calls can run with another number of rows; asked before the first run."""
-        return all(call.rows_at for call in self._calls)
+    def can_scale(self, num_rows: int) -> bool:
+        """True if all calls were recorded with so many rows and can run with others; asked before the first run."""
+        return all(call.rows_at and call.parameters[call.rows_at] == num_rows for call in self._calls)
 
-    def run(self, num_rows: int = 0) -> None:
-        """Run all calls, each on as many threads as it may have; with another number of rows if one is given."""
+    def run(self, num_rows: int | None = None) -> None:
+        """Run all calls, each on as many threads as it may have. ``num_rows``: with so many rows, if the list
+        ``can_scale``.
+        """
         if not self._length:
             return
         if self._calls:
             self._prepare()
-        if num_rows != self._num_rows:
+        if num_rows is not None and num_rows != self._num_rows:
             self._set_rows(num_rows)
         self._counters.fill(0)
         parameters = self._loop.parameters
         has_team = parameters[call_loop.BARRIER] and parameters[call_loop.THREAD_NUMBER]
-        parameters[call_loop.NUM_THREADS] = num_threads = torch.get_num_threads() if has_team else 1
+        num_threads = min(torch.get_num_threads(), self._max_threads) if has_team else 1
+        parameters[call_loop.NUM_THREADS] = num_threads
         self._loop.run(max_threads=num_threads)
 
     def _prepare(self) -> None:
@@ -199,6 +201,7 @@ class CallList:
         places = self._parameters.ctypes.data + self._parameters.itemsize * np.concatenate(([0], ends[:-1]))
         kernels, threads = [call.kernel for call in calls], [call.max_threads for call in calls]
         self._table = np.stack((kernels, places, threads), axis=1)
+        self._max_threads = max(threads)
         self._rows_at = ends - [len(call.parameters) - call.rows_at for call in calls]
         self._per_row = np.array([call.elements_per_row for call in calls], dtype=np.int64)
         parameters = self._loop.parameters
@@ -211,6 +214,7 @@ class CallList:
         self._parameters[self._rows_at] = num_rows
         threads = self._table[:, call_loop.MAX_THREADS]
         np.copyto(threads, 1 + num_rows * self._per_row // ELEMENTS_PER_THREAD, where=self._per_row > 0)
+        self._max_threads = int(threads.max())
 
 
 class _Recording(threading.local):

@@ -92,7 +92,8 @@ class _CompiledPass:
         """The numbers of a row in ``hidden`` and ``output`` are contiguous; rows may be any distance apart. Without an
         ``output`` nothing is normalised.
         """
-        assert delta is None or delta.is_contiguous()
+        assert hidden.stride(1) == 1
+        assert delta is None or (delta.is_contiguous() and delta.dtype == hidden.dtype)
         parameters = self._call.parameters
         parameters[kernel.NUM_ROWS], parameters[kernel.SIZE] = hidden.shape
         parameters[kernel.HIDDEN], parameters[kernel.HIDDEN_STRIDE] = hidden.data_ptr(), hidden.stride(0)
@@ -113,7 +114,6 @@ class ResidualSum:
         """Add ``delta`` to ``hidden`` in place; both [num_tokens, size], contiguous."""
         if self._compiled is None:
             return hidden.add_(delta, alpha=self._scale)
-        assert hidden.dtype == delta.dtype
         self._compiled(hidden, delta, None)
         return hidden
 
@@ -138,6 +138,8 @@ class LayerNorm:
     def add_and_normalize(self, hidden: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
         """Add ``delta`` to ``hidden`` in place, and return the normalised sum; both [num_tokens, size]."""
         if self._compiled is not None:
+            assert hidden.is_contiguous()
+            assert hidden.dtype == self.weight.dtype
             output = torch.empty_like(hidden)
             self._compiled(hidden, delta, output)
             return output

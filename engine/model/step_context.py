@@ -18,7 +18,7 @@ class StepContext(NamedTuple):
 
     positions: [num_tokens] position of each token in its sequence, int64, on the model's device.
     plans: how attention reaches the step's keys and values, one plan for each KV cache group.
-    between_layers: called before each layer, if set.
+    between_layers: called once for each layer, before its attention, if set.
     """
 
     positions: torch.Tensor

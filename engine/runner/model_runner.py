@@ -123,7 +123,7 @@ class ModelRunner:
         )
         self._last_step: ModelStep | None = None
         self.between_layers: Callable[[], None] | None = None
-        """Called before each layer of a step that the host computes, or launches one by one."""
+        """Called once for each layer that the host computes or launches, before its attention."""
 
     def _load_model(self, progress: ProgressCallback | None) -> LoadedModel:
         return load_model(

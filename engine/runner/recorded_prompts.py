@@ -31,16 +31,17 @@ MAX_TOKENS: Final = 256
 class RecordedPrompts:
     """The recorded calls of one model's steps of ``MIN_TOKENS`` to ``MAX_TOKENS`` tokens. Used from one thread.
 
-    All kernels between two layers' attention only depend on the number of tokens. The first step records their calls;
-    later ones repeat them with their own number of tokens. Attention depends on the requests: it is computed as usual,
-    into the memory that the next calls read. Once torch is seen to compute anything else, nothing is repeated.
+    All kernels between two layers' attention only depend on the number of tokens. The first step shows how much memory
+    they need, the second one records their calls, and later ones repeat these with their own number of tokens.
+    Attention depends on the requests: it is computed as usual, into the memory that the next calls read. Once torch is
+    seen to compute anything else, nothing is repeated.
     """
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
         self._inputs: _FixedInputs | None = None
+        self._memory: StepMemory | None = StepMemory(MAX_TOKENS, sizes=None)  # None: nothing is recorded any more
         self._recorded: _RecordedPrompt | None = None
-        self._can_record = True
 
     @property
     def is_recorded(self) -> bool:
@@ -52,7 +53,7 @@ class RecordedPrompts:
     ) -> torch.Tensor | None:
         """See ``RecordedSteps.run``."""
         num_tokens = len(inputs.input_ids)
-        if not self._can_record or not MIN_TOKENS <= num_tokens <= MAX_TOKENS:
+        if self._memory is None or not MIN_TOKENS <= num_tokens <= MAX_TOKENS:
             return None
         if self._inputs is None:
             self._inputs = _FixedInputs(num_groups=len(inputs.attention.slots))
@@ -63,13 +64,20 @@ class RecordedPrompts:
         if self._recorded is not None:
             return self._recorded.run(num_tokens, cast(Sequence[PlanInTwo], plans), between_layers)
         context = StepContext(fixed.positions[:num_tokens], plans, between_layers)
-        return self._record(fixed.input_ids[:num_tokens], context)
+        return self._record(fixed.input_ids[:num_tokens], context, self._memory)
 
-    def _record(self, input_ids: torch.Tensor, context: StepContext) -> torch.Tensor:
-        memory, parts, attended = StepMemory(MAX_TOKENS), [CallList()], list[_Attended]()
-        memory.rewind(len(input_ids))
+    def _record(self, input_ids: torch.Tensor, context: StepContext, memory: StepMemory) -> torch.Tensor:
+        num_tokens, parts, attended = len(input_ids), [CallList()], list[_Attended]()
+        memory.rewind(num_tokens)
         with recording() as into, Watch(memory) as watch:
             into(parts[0])
+
+            def next_layer() -> None:
+                if context.between_layers is not None:
+                    into(None)
+                    with watch.paused():
+                        context.between_layers()
+                    into(parts[-1])
 
             def attend(
                 plan: AttentionPlan, layer: AttentionLayer, heads: torch.Tensor, rotations: Rotations
@@ -81,8 +89,6 @@ class RecordedPrompts:
                 attended.append(_Attended(layer, heads, query, torch.empty_like(query)))
                 into(None)
                 with watch.paused():
-                    if context.between_layers is not None:
-                        context.between_layers()
                     plan.attend_placed(*attended[-1])
                 parts.append(CallList())
                 into(parts[-1])
@@ -90,12 +96,15 @@ class RecordedPrompts:
                 return attended[-1].output.flatten(1)
 
             plans = [_Divided(plan, attend) for plan in context.plans]
-            hidden = self._forward(input_ids, StepContext(context.positions, plans, None))
-        self._can_record = not watch.others and bool(attended) and all(part.can_scale for part in parts)
-        if self._can_record:
-            self._recorded = _RecordedPrompt(parts, attended, hidden, memory.lent)
+            hidden = self._forward(input_ids, StepContext(context.positions, plans, next_layer))
+        can_repeat = not watch.others and bool(attended) and all(part.can_scale(num_tokens) for part in parts)
+        if not can_repeat:
+            logger.debug("prompts are not recorded; torch computes %s", sorted(watch.others))
+            self._memory = None
+        elif memory.rehearses:
+            self._memory = StepMemory(MAX_TOKENS, sizes=memory.peaks)
         else:
-            logger.debug("prompts are not recorded: torch computes %s", sorted(watch.others))
+            self._recorded = _RecordedPrompt(parts, attended, hidden, memory.lent)
         return hidden
 
 
@@ -146,8 +155,8 @@ class _RecordedPrompt:
     ) -> None:
         self._first, self._hidden, self._memory = parts[0], hidden, memory
         # Every other layer has its tensors in the same memory.
-        distinct: dict[tuple[int, ...], _Attended] = {}
-        places = [tuple(tensor.data_ptr() for tensor in each[1:]) for each in attended]
+        distinct: dict[tuple[object, ...], _Attended] = {}
+        places = [tuple((tensor.data_ptr(), tensor.shape) for tensor in each[1:]) for each in attended]
         for place, each in zip(places, attended, strict=True):
             distinct.setdefault(place, each)
         self._distinct = list(distinct.values())

@@ -27,14 +27,15 @@ such numbers.
 class RecordedSteps:
     """The recorded steps of one model: of decode steps one for each number of rows. Used from one thread.
 
-    The first decode step with a number of rows records its kernel calls while it computes; later ones repeat them. All
-    that changes from step to step lies in arrays at fixed addresses (``DecodeLayout``). Once torch is seen to compute
-    anything in a step, no further steps are recorded. Other steps repeat all but their attention (``RecordedPrompts``).
+    The very first decode step is only watched. From then on, the first one with a number of rows records its kernel
+    calls while it computes, and later ones repeat them. All that changes from step to step lies in arrays at fixed
+    addresses (``DecodeLayout``). Once torch is seen to compute anything in a step, no further steps are recorded. Other
+    steps repeat all but their attention (``RecordedPrompts``).
     """
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
-        self._memory: StepMemory | None = StepMemory()  # None: nothing is recorded any more
+        self._memory: StepMemory | None = StepMemory(sizes=None)  # None: nothing is recorded any more
         self._prompts = RecordedPrompts(forward)
         self._steps: dict[int, _RecordedStep] = {}
         want(CALL_LOOP)
@@ -87,6 +88,8 @@ class RecordedSteps:
         if watch.others:
             logger.debug("decode steps are not recorded: torch computes %s", sorted(watch.others))
             self._memory = None
+        elif memory.rehearses:
+            self._memory = StepMemory(sizes=memory.peaks)
         else:
             self._steps[len(input_ids)] = _RecordedStep(parts, hidden, memory.lent)
         return hidden

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-MIN_REGION_BYTES: Final = 1 << 18
 LINE_BYTES: Final = 64
 
 _ALLOCATIONS: Final = frozenset(
@@ -24,21 +23,22 @@ _ALLOCATIONS: Final = frozenset(
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not say what subclassing takes
-    """Gives tensors memory from an memory, and notes what torch computes: then they get memory of their own, since
-    nothing is known of how long such a model needs them.
+    """Has new tensors lie in a ``StepMemory``, and notes what torch computes: from then on they get memory of their
+    own, since nothing is known of how long such a model needs them.
 
-    others: names of all operators but those that allocate or make views. is_on: can be turned off for a while.
+    others: names of all operators but those that allocate or make views.
     """
 
     def __init__(self, memory: StepMemory) -> None:
+        assert not torch.is_inference_mode_enabled(), "in it, operators that may copy arrive as views"
         super().__init__()  # type: ignore[no-untyped-call]
         self.others: set[str] = set()
-        self.is_on = True
+        self._is_on = True
         self._memory = memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not self.is_on:
+        if not self._is_on:
             return result
         if func not in _ALLOCATIONS:
             if not _is_view(func):
@@ -53,11 +53,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
     @contextmanager
     def paused(self) -> Iterator[None]:
         """What happens meanwhile does not count."""
-        self.is_on = False
+        self._is_on = False
         try:
             yield
         finally:
-            self.is_on = True
+            self._is_on = True
 
 
 def _is_view(func: Any) -> bool:
@@ -72,12 +72,17 @@ class StepMemory:
     What is taken in a step's first part lasts for the whole step. What another part takes lasts until the part after
     the next one begins: the same few lines of the caches serve all layers. With ``max_rows``, tensors have room for so
     many rows, however many they are taken with.
+
+    sizes: bytes of memory to begin with, for first, odd and even parts. None: tensors keep their own memory for now, to
+        see what a step needs (``peaks``).
     """
 
-    def __init__(self, max_rows: int | None = None) -> None:
+    def __init__(self, max_rows: int | None = None, *, sizes: Sequence[int] | None) -> None:
         self._max_rows, self._num_rows = max_rows, 0
-        self._regions = [torch.empty(MIN_REGION_BYTES, dtype=torch.uint8) for _ in range(3)]
+        self.rehearses = sizes is None
+        self._regions = [torch.empty(size, dtype=torch.uint8) for size in sizes or [0] * 3]
         self._ends = [0, 0, 0]
+        self.peaks = [0, 0, 0]
         self._num_parts = 0
         self.lent: list[torch.Tensor] = []
 
@@ -102,11 +107,16 @@ class StepMemory:
             if not like.dim() or like.shape[0] != self._num_rows:
                 return None
             num_bytes = num_bytes // self._num_rows * self._max_rows
+        num_bytes = -(-num_bytes // LINE_BYTES) * LINE_BYTES
+        self.peaks[index] = max(self.peaks[index], self._ends[index] + num_bytes)
+        if self.rehearses:
+            self._ends[index] += num_bytes
+            return like
         if self._ends[index] + num_bytes > len(self._regions[index]):
             size = 2 * max(len(self._regions[index]), num_bytes)
             self._regions[index], self._ends[index] = torch.empty(size, dtype=torch.uint8), 0
             self.lent.append(self._regions[index])
         start = self._ends[index]
-        self._ends[index] = start + -(-num_bytes // LINE_BYTES) * LINE_BYTES
+        self._ends[index] = start + num_bytes
         memory = self._regions[index][start : start + num_bytes].view(like.dtype)
         return memory.as_strided(like.shape, like.stride())

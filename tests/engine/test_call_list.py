@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from engine.kernels import call, row_copies
+from engine.kernels import call, call_loop, row_copies
 from engine.kernels.call import CallList, KernelCall, recording, threads_for
 from engine.layers.embedding import Embedding
 from engine.layers.experts.compiled import CompiledExperts
@@ -159,6 +159,36 @@ def test_a_runtime_that_gives_fewer_threads_than_asked_for() -> None:
         [sys.executable, "-c", FEWER_THREADS], env=environment, capture_output=True, check=True, timeout=TIMEOUT_S
     )
     assert said.stdout.split() == [b"True"]
+
+
+@pytest.mark.parametrize("recorded_rows", [1, 5, NUM_ROWS])
+def test_a_list_for_other_numbers_of_rows(recorded_rows: int) -> None:
+    """They run on as many threads as their own rows justify."""
+    torch.set_num_threads(3)
+    weights, calls = torch.randn(9, SIZE), CallList()
+    ids, room = torch.zeros(NUM_ROWS, dtype=torch.int64), torch.zeros(NUM_ROWS, SIZE)
+    embedding = Embedding(weights)
+    with recording() as into, pytest.MonkeyPatch.context() as patch:
+        into(calls)
+        patch.setattr(torch, "empty", lambda num_rows, *_, **__: room[:num_rows])
+        embedding(ids[:recorded_rows])
+    assert calls.can_scale(recorded_rows)
+    assert not calls.can_scale(recorded_rows + 1)
+    for num_rows in (NUM_ROWS, 1, 40):
+        ids.copy_(torch.randint(9, ids.shape))
+        room.fill_(-1.0)
+        calls.run(num_rows)
+        assert torch.equal(room[:num_rows], weights[ids[:num_rows]])
+        assert bool((room[num_rows:] == -1.0).all())
+        assert calls._table[0, call_loop.MAX_THREADS] == threads_for(num_rows * SIZE)
+    ids.fill_(3)
+    calls.run()
+    assert torch.equal(room[:40], weights[ids[:40]])
+
+
+def test_a_call_without_a_number_of_rows_does_not_scale() -> None:
+    _, calls = _copies()
+    assert not calls.can_scale(NUM_ROWS)
 
 
 def test_an_empty_list_does_nothing() -> None:

@@ -9,19 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.backend import AttentionBackend, AttentionBatch, AttentionPlan
 from engine.contract.config import CacheConfig, DTypeName, EngineConfig, ModelCode, ModelConfigSource, SchedulerConfig
-from engine.contract.step import EMPTY_INTS, SchedulerOutput
-from engine.layers.embedding import Embedding
 from engine.layers.panel_weight import suits_panels
 from engine.model.registry import ANY_CODE
 from engine.model.step_context import StepContext
-from engine.runner import recorded_prompts, recorded_steps, recording
-from engine.runner.input_batch import InputBatch
+from engine.runner import recorded_prompts, recorded_steps
 from engine.runner.model_runner import ModelRunner
 from engine.runner.recorded_steps import RecordedSteps
-from engine.runner.recording import MIN_REGION_BYTES, StepMemory
-from engine.runner.step_inputs import StepInputs
+from engine.runner.recording import StepMemory
 from tests.support.engine.checkpoints import (
     ARCHITECTURES,
     DENSE_FAMILIES,
@@ -36,8 +31,14 @@ from tests.support.engine.transformers_families import TRANSFORMERS_FAMILIES
 BLOCK_SIZE = 4
 MAX_NUM_SEQS = 8
 
+CHAINED = ("exaone4", "ministral", "seed_oss", "stablelm")
+"""Families of which transformers' code computes nothing any more (``transformers_backend.parts.chain``)."""
+
 NUM_SHORT_OR_LONG = 2
 """Steps of ``_serve`` that compute too few or too many tokens to be recorded."""
+
+NUM_WATCHED = 2
+"""The first decode step and the first other one only show what memory they need."""
 
 RECORDED = (2, 3) if suits_panels(torch.float32) else ()
 """Numbers of rows whose steps are recorded in ``_serve``: none where the matrix library multiplies."""
@@ -55,12 +56,18 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
 class WatchedRunner(ModelRunner):
     """Keeps the hidden states of every step."""
 
-    def __init__(self, path: Path, dtype: DTypeName = "float32", code: ModelCode = ANY_CODE) -> None:
+    def __init__(
+        self,
+        path: Path,
+        dtype: DTypeName = "float32",
+        code: ModelCode = ANY_CODE,
+        max_num_seqs: int = MAX_NUM_SEQS,
+    ) -> None:
         super().__init__(
             EngineConfig(
                 model=ModelConfigSource(path=path, device="cpu", dtype=dtype, code=code),
                 cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=4096),
-                scheduler=SchedulerConfig(max_num_seqs=MAX_NUM_SEQS),
+                scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
             )
         )
         self.hidden: list[torch.Tensor] = []
@@ -152,20 +159,23 @@ def test_same_bits(
     assert runner.recorded_sizes == RECORDED
     assert runner.repeats_prompts == bool(RECORDED)
     if RECORDED:
-        assert runner.forward_calls == NUM_SHORT_OR_LONG + len(("a prompt", *RECORDED))
+        assert runner.forward_calls == NUM_SHORT_OR_LONG + NUM_WATCHED + len(("a prompt", *RECORDED))
     assert plain.forward_calls == len(plain.hidden)
 
 
 @pytest.mark.parametrize("family", TRANSFORMERS_FAMILIES)
 def test_same_bits_by_transformers_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     path, code = make_checkpoint(tmp_path, family), ModelCode(impl="transformers")
-    _assert_same(WatchedRunner(path, code=code), WatchedRunner(path, code=code), monkeypatch)
+    runner = WatchedRunner(path, code=code)
+    _assert_same(runner, WatchedRunner(path, code=code), monkeypatch)
+    assert runner.recorded_sizes == (RECORDED if family in CHAINED else ())
 
 
 def test_a_model_that_transformers_code_only_chains_is_recorded(checkpoint: Callable[[str], Path]) -> None:
     runner = WatchedRunner(checkpoint("llama"), code=ModelCode(impl="transformers"))
     _serve(runner)
     assert runner.recorded_sizes == RECORDED
+    assert runner.repeats_prompts == bool(RECORDED)
 
 
 @pytest.mark.parametrize("architecture", (*MIXTURES, *LATENT_FAMILIES))
@@ -175,13 +185,15 @@ def test_where_torch_computes_nothing_is_repeated(
     runner, plain = (WatchedRunner(checkpoint(architecture)) for _ in range(2))
     _assert_same(runner, plain, monkeypatch)
     assert runner.recorded_sizes == ()
+    assert not runner.repeats_prompts
 
 
-def test_the_hook_is_called_before_each_layer_and_may_change_the_threads(
-    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "mixtral", "deepseek_v3"])
+def test_the_hook_is_called_for_each_layer_and_may_change_the_threads(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
-    """Cores are borrowed and given back between the layers of a step."""
-    runner, plain = (WatchedRunner(checkpoint("llama")) for _ in range(2))
+    """Cores are borrowed and given back between the layers of a step, be it watched, recorded, repeated or none."""
+    runner, plain = (WatchedRunner(checkpoint(architecture)) for _ in range(2))
     before, calls = torch.get_num_threads(), 0
 
     def hook() -> None:
@@ -198,131 +210,57 @@ def test_the_hook_is_called_before_each_layer_and_may_change_the_threads(
     assert calls == num_layers * len(runner.hidden)
 
 
-def test_results_that_need_more_memory_than_was_thought(
+@pytest.mark.parametrize("recorded", [recorded_prompts.MIN_TOKENS, 13, recorded_prompts.MAX_TOKENS])
+@pytest.mark.parametrize("sizes", [{}, {"hidden_size": 1024, "intermediate_size": 1024, "num_hidden_layers": 2}])
+def test_prompts_of_all_lengths_repeat_the_calls_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int], recorded: int
+) -> None:
+    """Rows of 4096 bytes are padded, and copied if they are not, since they compete for places in the cache."""
+    path = make_checkpoint(tmp_path, "llama", **sizes)
+    runner, plain = WatchedRunner(path), WatchedRunner(path)
+    lengths = (20, recorded, recorded_prompts.MIN_TOKENS, 100, recorded_prompts.MAX_TOKENS)
+
+    def serve(one: WatchedRunner) -> None:
+        driver = StepDriver(one)
+        for row, length in enumerate(lengths):
+            driver.add(row, _prompt(length, seed=row))
+            driver.step({row: length})
+        for row in (5, 6, 7):
+            driver.add(row, _prompt(4, seed=row))
+        driver.step({5: 4, 6: 4, 7: 4})  # only short ones, as of rows whose drafts are verified
+
+    serve(runner)
+    with monkeypatch.context() as patch:
+        patch.setattr(recorded_steps, "MAX_ROWS", 0)
+        patch.setattr(recorded_prompts, "MAX_TOKENS", 0)
+        serve(plain)
+    assert runner.repeats_prompts == bool(RECORDED)
+    assert len(runner.hidden) == len(lengths) + 1
+    assert all(map(torch.equal, runner.hidden, plain.hidden))
+    assert torch.equal(*(each.kv_cache.blocks.view(torch.uint8) for each in (runner, plain)))
+
+
+def test_decode_steps_of_many_rows_are_taken_for_prompts(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "MIN_REGION_BYTES", 64)
-    runner = WatchedRunner(checkpoint("qwen3"))
-    monkeypatch.setattr(recording, "MIN_REGION_BYTES", MIN_REGION_BYTES)
-    _assert_same(runner, WatchedRunner(checkpoint("qwen3")), monkeypatch)
-    assert runner.recorded_sizes == RECORDED
+    """Their block tables grow between steps."""
+    num_rows = 2 * recorded_prompts.MIN_TOKENS
+    runner, plain = (WatchedRunner(checkpoint("gemma3"), max_num_seqs=num_rows) for _ in range(2))
 
+    def serve(one: WatchedRunner) -> None:
+        driver = StepDriver(one)
+        for row in range(num_rows):
+            driver.add(row, _prompt(5, seed=row))
+        driver.step(dict.fromkeys(range(num_rows), 5))
+        for _ in range(2 * BLOCK_SIZE):
+            driver.step(dict.fromkeys(range(num_rows), 1))
 
-def test_large_steps_are_not_recorded(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded_steps, "MAX_ROWS", 2)
-    runner = WatchedRunner(checkpoint("llama"))
-    _serve(runner)
-    assert runner.recorded_sizes == RECORDED[:1]
-    assert runner.repeats_prompts
-
-
-class LayerByLayer:
-    """Stands for a model: ``layers`` are called in order, with the hook before each."""
-
-    def __init__(self, *layers: Callable[[], object]) -> None:
-        self.layers = layers
-        self.result = torch.zeros(1, 8)
-
-    def forward(self, input_ids: torch.Tensor, context: StepContext) -> torch.Tensor:
-        """A step."""
-        del input_ids
-        for layer in self.layers:
-            assert context.between_layers is not None
-            context.between_layers()
-            layer()
-        return self.result
-
-
-class NoAttention(AttentionBackend):
-    """For models without attention."""
-
-    def plan(self, batch: AttentionBatch) -> list[AttentionPlan]:
-        """None."""
-        del batch
-        return []
-
-
-def _inputs() -> StepInputs:
-    """A decode step of one row."""
-    rows = InputBatch(max_num_seqs=1, max_model_len=8, block_size=4)
-    one = np.ones(1, dtype=np.int32)
-    output = SchedulerOutput(
-        step_id=0,
-        rows=0 * one,
-        first_positions=0 * one,
-        num_scheduled_tokens=one,
-        num_samples=one,
-        released_rows=EMPTY_INTS,
-    )
-    return rows.prepare(output)
-
-
-@pytest.mark.parametrize(
-    "compute",
-    [
-        lambda: torch.zeros(3),
-        lambda: torch._foreach_add_([torch.empty(3)], 1.0),
-        lambda: torch.tensor([3.0]),
-        lambda: torch.empty(3).sum().item(),
-        lambda: torch.empty(3)[1:].copy_(torch.empty(2)),
-    ],
-    ids=["a constant", "an operator that returns nothing", "numbers of Python", "a number for Python", "a copy"],
-)
-def test_no_step_in_which_torch_computes_is_repeated(compute: Callable[[], object]) -> None:
-    model = LayerByLayer(compute)
-    steps = RecordedSteps(model.forward)
-    assert steps.run(_inputs(), NoAttention(), None) is model.result
-    assert steps.sizes == ()
-    assert steps.run(_inputs(), NoAttention(), None) is None
-
-
-def test_views_and_new_tensors_do_not_hinder_recording() -> None:
-    model = LayerByLayer(lambda: torch.empty(3, 4).view(12)[2:].unflatten(0, (5, 2)).t().split(1))
-    steps = RecordedSteps(model.forward)
-    steps.run(_inputs(), NoAttention(), None)
-    assert steps.sizes == (1,)
-    assert steps.run(_inputs(), NoAttention(), None) is model.result
-
-
-def test_what_a_model_keeps_for_longer_survives_if_it_cannot_be_recorded() -> None:
-    """Its first step, which was to be recorded, is right as well."""
-    kept: list[torch.Tensor] = []
-
-    def keep() -> None:
-        kept.append(torch.zeros(2).new_empty(4).fill_(7.0))
-
-    model = LayerByLayer(keep, *[lambda: torch.empty(4).fill_(1.0)] * 4)
-    RecordedSteps(model.forward).run(_inputs(), NoAttention(), None)
-    assert kept[0].tolist() == [7.0] * 4
-
-
-def test_the_hook_runs_outside_the_recording() -> None:
-    """It takes arrivals and begins hand-overs, which is no part of the step."""
-    embedding, ids = Embedding(torch.ones(4, 4)), torch.tensor([1])
-    made: list[torch.Tensor] = []
-
-    def hook() -> None:
-        made.append(torch.zeros(3) + embedding(ids).sum())
-
-    model = LayerByLayer(lambda: embedding(ids), lambda: None)
-    steps = RecordedSteps(model.forward)
-    for _ in range(3):
-        steps.run(_inputs(), NoAttention(), hook)
-    assert steps.sizes == (1,)
-    assert len(made) == 3 * len(model.layers)
-
-
-def test_a_step_that_fails_while_it_is_recorded_leaves_nothing_behind() -> None:
-    embedding, ids = Embedding(torch.ones(4, 4)), torch.tensor([1])
-
-    def fail() -> None:
-        raise RuntimeError("out of memory")
-
-    model = LayerByLayer(lambda: embedding(ids), fail)
-    steps = RecordedSteps(model.forward)
-    with pytest.raises(RuntimeError):
-        steps.run(_inputs(), NoAttention(), None)
-    assert steps.sizes == ()
-    model.layers = model.layers[:1]
-    steps.run(_inputs(), NoAttention(), None)
-    assert steps.sizes == (1,)
+    with monkeypatch.context() as patch:
+        patch.setattr(recorded_steps, "MAX_ROWS", 2)
+        serve(runner)
+        patch.setattr(recorded_prompts, "MAX_TOKENS", 0)
+        serve(plain)
+    assert runner.recorded_sizes == ()
+    assert runner.repeats_prompts == bool(RECORDED)
+    assert runner.forward_calls < plain.forward_calls == len(plain.hidden)
+    assert all(map(torch.equal, runner.hidden, plain.hidden))
