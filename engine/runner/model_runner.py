@@ -161,16 +161,6 @@ class ModelRunner:
         """Batch sizes whose decode steps are replayed as graphs."""
         return self._graphs.captured_sizes if self._graphs is not None else ()
 
-    @property
-    def recorded_sizes(self) -> tuple[int, ...]:
-        """Numbers of rows whose decode steps repeat recorded kernel calls, ascending."""
-        return self._recorded.sizes if self._recorded is not None else ()
-
-    @property
-    def repeats_prompts(self) -> bool:
-        """True once steps with prompts repeat recorded kernel calls, but for attention."""
-        return self._recorded is not None and self._recorded.repeats_prompts
-
     def _describe_layout(self) -> KVLayout:
         shape = self.model_config
         return KVLayout(

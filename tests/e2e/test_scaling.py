@@ -36,8 +36,8 @@ async def wait_for_decode_workers(cluster: LiveCluster, number: int) -> None:
 
 
 async def wait_for_wanted_decode_workers(client: httpx.AsyncClient, number: int) -> None:
-    """Wait for the number of wanted workers in /metrics, which alerts compare with the number of running ones: routers
-    ask for it now and then.
+    """Wait for the number of wanted workers in /metrics, which alerts compare with the number of running ones. A router
+    that gets no answer in time shows the last number that it knew.
     """
     deadline_s, wanted = time.monotonic() + READY_TIMEOUT_S, list[float]()
     while wanted != [number]:

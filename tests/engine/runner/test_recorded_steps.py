@@ -83,7 +83,17 @@ class WatchedRunner(ModelRunner):
             return logits(hidden)
 
         self._model.forward, self._model.logits = counted, kept  # type: ignore[method-assign]
-        self._recorded = RecordedSteps(counted)
+        self.recorded = self._recorded = RecordedSteps(counted)
+
+    @property
+    def recorded_sizes(self) -> tuple[int, ...]:
+        """Numbers of rows whose decode steps are repeated."""
+        return self.recorded.sizes
+
+    @property
+    def repeats_prompts(self) -> bool:
+        """True once steps with prompts are repeated."""
+        return self.recorded.repeats_prompts
 
 
 _next_part = StepMemory.next_part
