@@ -13,6 +13,9 @@ STAMP := $(VENV)/.installed
 # Tests run beside each other's processes on the same cores: more threads than that only wait for one another.
 # Byte code is kept whatever the user's variables say: else each process of a cluster compiles all sources anew.
 TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
+# Several clusters share the cores with tests that compute. Engines compute at niceness 10: beside dozens of threads at 0
+# they would wait for seconds.
+TEST_NICENESS := nice -n 9
 CODE := cluster simulation prefill decode kv_transfer router engine tests benchmarks scripts
 
 .PHONY: help install serve test test-gpu bench-gpu test-cluster fuzz load-clients soak check format clean
@@ -46,7 +49,7 @@ serve: $(STAMP)
 TESTS ?=
 test: $(STAMP)
 ifeq ($(TESTS),)
-	@$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 3 --no-loadscope-reorder --dist loadgroup tests
+	@$(TEST_ENV) $(TEST_NICENESS) $(BIN)/python -m pytest --numprocesses 3 --no-loadscope-reorder --dist loadgroup tests
 else
 	$(TEST_ENV) $(BIN)/python -m pytest $(TESTS)
 endif

@@ -138,17 +138,26 @@ class Administration:
             raise NoReplicaError(role=pool.role, retry_after_s=1.0, reason=f"{replica.replica_id}: {error}") from error
         return LeaningAnswer(replica_id=replica.replica_id, before=before)
 
-    async def set_faults(self, options: FaultOptions, *, role: str | None) -> list[str]:
-        """Inject exactly these faults into the connectors of all workers, or of one role's.
+    async def set_faults(self, options: FaultOptions, *, role: str | None, name: str | None = None) -> list[str]:
+        """Inject exactly these faults into the connectors of all workers, of one role's, or of the one called ``name``.
 
         Returns:
             The ids of these workers.
 
         Raises:
-            InvalidRequestError: The cluster allows no faults.
+            InvalidRequestError: The cluster allows no faults, or both a role and a name are given.
+            UnknownReplicaError: No worker's id begins like this, or several do.
             NoReplicaError: A worker does not answer; the others have the faults already.
         """
+        if name is not None and role is not None:
+            raise InvalidRequestError(
+                f"faults are for the workers of role {role} or for worker {name}: leave one of them out",
+                code="invalid_parameter",
+                param="replica",
+            )
         targets = [(pool, replica) for pool in self._pools if role in (None, pool.role) for replica in pool.replicas]
+        if name is not None:
+            targets = [self._find(name)]
         try:
             async with asyncio.timeout(self._timeout_s):
                 await asyncio.gather(*(pool.workers.set_faults(item.replica_id, options) for pool, item in targets))

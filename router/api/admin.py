@@ -61,8 +61,12 @@ class LeanBody(OrderBody):
 
 
 class FaultsBody(OrderBody):
-    """The faults to inject from now on, named as in ``kv_transfer.faults``. If there are none, all faults end."""
+    """The faults to inject from now on, named as in ``kv_transfer.faults``. If there are none, all faults end.
 
+    They are injected into the workers of a role, or into the one whose id is or begins like ``replica``; else into all.
+    """
+
+    replica: str | None = None
     role: Annotated[str, AfterValidator(_known_role), Field(json_schema_extra={"enum": list(ROLES)})] | None = None
     faults: dict[str, float] = Field(default_factory=dict)
     schedule: list[ScheduledFault] = Field(default_factory=list)
@@ -111,7 +115,7 @@ def add_admin(app: FastAPI, service: RouterService) -> None:
         check_open(service)
         async with read_body(request, FaultsBody, settings=service.settings, room=service.body_room) as body:
             options = fault_options(body)
-            replicas = await service.administration.set_faults(options, role=body.role)
+            replicas = await service.administration.set_faults(options, role=body.role, name=body.replica)
             service.live.tell(Happening(kind="fault", text=faults_text(body), count=len(replicas)))
             return {"replicas": replicas}
 
@@ -190,7 +194,8 @@ def faults_text(body: FaultsBody) -> str:
     asked = [f"{name} {value:g}" for name, value in body.faults.items()]
     asked += [f"{item.fault} at occasion {item.nth}" for item in body.schedule]
     who = f"{body.role} workers" if body.role is not None else "all workers"
-    return f"{who} get injected faults: {', '.join(asked)}" if asked else f"{who} get no more injected faults"
+    who, get = (who, "get") if body.replica is None else (f"worker {body.replica}", "gets")
+    return f"{who} {get} injected faults: {', '.join(asked)}" if asked else f"{who} {get} no more injected faults"
 
 
 def fault_options(body: FaultsBody) -> FaultOptions:

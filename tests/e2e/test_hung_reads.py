@@ -23,23 +23,24 @@ LIMITS = {"load_timeout_s": 2.0, "hung_read_timeout_s": 2.0, "lease_ttl_s": 3.0}
 
 
 async def _hang_one_read(cluster: ClusterProcess) -> dict[str, Any]:
-    """Have one read hang and heal the fault; the row of the decode worker whose read it is."""
-    await _set_faults(cluster, read_hangs=1.0)
+    """Have one read of a decode worker hang and heal the fault; the worker's row. It may have exited by then."""
+    victim = members(await _status(cluster), "decode")[0]
+    await _set_faults(cluster, victim, read_hangs=1.0)
     for first_token in range(3, 250):
         await complete_all(cluster.url, [[first_token, *PROMPTS[0]]], max_tokens=[4])
-        hit = [row for row in members(await _status(cluster), "decode") if row["counters"]["num_injected_faults"]]
-        if hit:
-            await _set_faults(cluster, read_hangs=0.0)
-            return hit[0]
+        rows = [row for row in members(await _status(cluster), "decode") if row["pid"] == victim["pid"]]
+        if not rows or rows[0]["counters"]["num_injected_faults"]:
+            await _set_faults(cluster, victim)
+            return victim
     raise AssertionError("nothing was read")
 
 
-async def _set_faults(cluster: ClusterProcess, **faults: float) -> None:
+async def _set_faults(cluster: ClusterProcess, row: dict[str, Any], **faults: float) -> None:
     url, key = with_own_key(cluster.url, "")
     headers = {"Authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=120.0, trust_env=False) as client:
-        response = await client.post("/admin/faults", json={"role": "decode", "faults": faults})
-        assert response.status_code == httpx.codes.OK, response.text
+        response = await client.post("/admin/faults", json={"replica": row["replica_id"], "faults": faults})
+    assert response.is_success or not faults, response.text
 
 
 async def _status(cluster: ClusterProcess) -> dict[str, Any]:

@@ -90,14 +90,13 @@ def team():
     return [int(t.name) for t in os.scandir("/proc/self/task") if open(t.path + "/comm").read().strip() == "team"]
 
 def compute():
-    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     torch.set_num_threads(int(sys.argv[2]))
     with os_thread_name("team"):
         torch.ones(512, 512) @ torch.ones(512, 512)
         told["pinned"] = settle_threads()
         torch.ones(512, 512) @ torch.ones(512, 512)
         told["cores"] = sorted(sorted(os.sched_getaffinity(task)) for task in team())
-        told["niceness"] = [os.getpriority(os.PRIO_PROCESS, task) - before for task in team()]
+        told["niceness"] = [os.getpriority(os.PRIO_PROCESS, task) for task in team()]
         other = threading.Thread(target=lambda: (run_anywhere(), told.update(other=sorted(os.sched_getaffinity(0)))))
         other.start()
         other.join()

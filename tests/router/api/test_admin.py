@@ -46,7 +46,7 @@ async def test_drain_of_a_dead_worker_is_an_error(model_dir: Path) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_healthy_replica")
 
 
-async def test_faults_reach_all_workers_or_one_role(model_dir: Path) -> None:
+async def test_faults_reach_all_workers_or_one_role_or_one_worker(model_dir: Path) -> None:
     async with router_rig(model_dir, num_decode=2) as rig:
         body: dict[str, Any] = {
             "faults": {"seed": 3, "read_fails": 0.2},
@@ -62,6 +62,21 @@ async def test_faults_reach_all_workers_or_one_role(model_dir: Path) -> None:
         await rig.client.post("/admin/faults", json={"role": "decode"})
         assert set(rig.decode.faults.values()) == {FaultOptions()}
         assert set(rig.prefill.faults.values()) == {wanted}
+
+        answer = await rig.client.post("/admin/faults", json={"replica": "decode-1", "faults": {"read_fails": 1}})
+        assert answer.json() == {"replicas": ["decode-1"]}
+        assert rig.decode.faults == {"decode-0": FaultOptions(), "decode-1": FaultOptions(read_fails=1)}
+        assert set(rig.prefill.faults.values()) == {wanted}
+        told = [json.loads(entry)["text"] for entry in rig.service.live.timeline.since(0)]
+        assert told[-1].startswith("worker decode-1 gets injected faults: read_fails 1")
+
+
+async def test_faults_of_no_worker_or_of_a_role_as_well_are_refused(model_dir: Path) -> None:
+    async with router_rig(model_dir, num_decode=2) as rig:
+        for body, status in (({"replica": "decode"}, 404), ({"replica": "decode-1", "role": "decode"}, 400)):
+            answer = await rig.client.post("/admin/faults", json={**body, "faults": {"read_fails": 1}})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (status, "replica")
+        assert rig.decode.faults == {}
 
 
 @pytest.mark.parametrize("faults", [{"read_fails": 1.5}, {"typo": 0.1}, {"late_s": -1}])
