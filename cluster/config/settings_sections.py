@@ -324,7 +324,8 @@ class HealthSection(Section):
         default=30.0,
         gt=0,
         description="Time limit in seconds for one step. A worker that has work but finishes no step for this long is "
-        "taken out and replaced. Raise it if the largest steps of your model take seconds.",
+        "taken out and replaced. The time its threads wait for a core does not count. Raise it if the largest steps of "
+        "your model take seconds.",
     )
     drain_timeout_s: float = Field(
         default=60.0,

@@ -16,7 +16,7 @@ from engine.contract.errors import EngineDeadError, EngineStalledError
 from engine.contract.messages import CacheChanges, LoadReport
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.feeds import LoadFeed
-from engine.frontend.os_threads import os_thread_name
+from engine.frontend.os_threads import CoreWaits, os_thread_name
 from engine.frontend.progress import Progress
 from engine.scheduler.step_result import NOTHING_NEW, StepResult
 
@@ -24,6 +24,9 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 STEP_TIMEOUT_S = 30.0
 """The default limit for a step; `health.step_timeout_s` in a cluster."""
+
+SUSPICION = 0.1
+"""The share of that limit from which on it matters whether the engine's threads have cores."""
 
 T = TypeVar("T")
 Command = Callable[[EngineCore], None]
@@ -56,7 +59,8 @@ class EngineThread:
 
     An engine counts as stalled when its thread has been in one turn for ``step_timeout_s``, or when its requests have
     waited that long with nothing under way that could let them start. ``clock`` measures this; it may stand still while
-    the process gets no CPU time. The time in which the engine is built does not count.
+    the process gets no CPU time. The time in which the engine is built does not count, nor does that in which a thread
+    that computes waits for a core: these threads stand back for all others, and a busy machine is no hanging engine.
     """
 
     def __init__(
@@ -81,6 +85,8 @@ class EngineThread:
         self._has_ended = False
         self._failure: BaseException | None = None
         self._progress = Progress(clock)
+        self._os_name = f"engine {name}"
+        self._core_waits = CoreWaits(self._os_name)
         self.moves_out = False
         """If set, every turn from now on ends running requests with a hand-over, and waiting ones unserved."""
 
@@ -131,7 +137,14 @@ class EngineThread:
     @property
     def is_stalled(self) -> bool:
         """True when there is work but no step has ended for ``step_timeout_s``."""
-        return self._progress.busy_s > self._step_timeout_s
+        return self._busy_s() > self._step_timeout_s
+
+    def _busy_s(self) -> float:
+        """``Progress.busy_s`` but for waits for cores, once it matters."""
+        busy_s, since_s = self._progress.busy_s, self._progress.busy_since_s
+        if since_s is not None and busy_s > SUSPICION * self._step_timeout_s:
+            busy_s -= self._core_waits.since(since_s)
+        return busy_s
 
     def check_health(self) -> None:
         """Return if the engine can serve; otherwise raise.
@@ -144,8 +157,8 @@ class EngineThread:
             raise EngineDeadError(f"the engine's loop stopped: {self._failure!r}")
         if self._core is None or self._thread is None or not self._thread.is_alive():
             raise EngineDeadError("the engine is not running")
-        if self.is_stalled:
-            raise EngineStalledError(busy_s=self._progress.busy_s, step_timeout_s=self._step_timeout_s)
+        if (busy_s := self._busy_s()) > self._step_timeout_s:
+            raise EngineStalledError(busy_s=busy_s, step_timeout_s=self._step_timeout_s)
 
     async def call(self, function: Callable[[EngineCore], T], *, is_arrival: bool = False) -> T:
         """Have the thread run ``function`` on the engine; returns its result. It runs even if the caller is cancelled.
@@ -192,7 +205,7 @@ class EngineThread:
     # ---- the thread's side
 
     def _run(self, built: Future[LoadReport]) -> None:
-        with os_thread_name(f"engine {self._name}"):
+        with os_thread_name(self._os_name):
             self._build_and_step(built)
 
     def _build_and_step(self, built: Future[LoadReport]) -> None:

@@ -1,4 +1,4 @@
-"""Thread names as the system shows them (`top -H`, /proc), on Linux. Free of torch."""
+"""Threads as the system sees them (`top -H`, /proc), on Linux: names, and waits for cores. Free of torch."""
 
 from __future__ import annotations
 
@@ -30,3 +30,30 @@ def os_thread_name(name: str) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             file.write_text(before)
+
+
+class CoreWaits:
+    """How long threads of one name could have run, but had no core: other threads and processes had them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name[:MAX_LENGTH]
+        self._moment: float | None = None
+        self._before: dict[str, float] = {}
+
+    def since(self, moment: float) -> float:
+        """Seconds that one of the threads has waited since the first call with this ``moment``: of several the one that
+        waited longest, for which the others of its team wait too. 0 where the system does not tell.
+        """
+        if moment != self._moment:
+            self._moment, self._before = moment, self._all_s()
+        before = self._before
+        return max((waited_s - before.get(thread, 0.0) for thread, waited_s in self._all_s().items()), default=0.0)
+
+    def _all_s(self) -> dict[str, float]:
+        waits_s: dict[str, float] = {}
+        with contextlib.suppress(OSError):
+            for task in Path("/proc/self/task").iterdir():
+                with contextlib.suppress(OSError):  # it ended just now
+                    if (task / "comm").read_text().strip() == self._name:
+                        waits_s[task.name] = 1e-9 * int((task / "schedstat").read_text().split()[1])
+        return waits_s

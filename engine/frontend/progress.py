@@ -42,11 +42,15 @@ class Progress:
         self._turn_since_s = None
 
     @property
-    def busy_s(self) -> float:
-        """Seconds since the present turn began, an unanswered command came, or requests began to wait for nothing.
-
-        0 when idle.
+    def busy_since_s(self) -> float | None:
+        """When the present turn began, an unanswered command came, or requests began to wait for nothing, whichever was
+        first. None when idle.
         """
         moments = (self._turn_since_s, self._asked_since_s, self._stuck_since_s)
-        since = [moment for moment in moments if moment is not None]
-        return self._clock() - min(since) if since else 0.0
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since then; 0 when idle."""
+        since_s = self.busy_since_s
+        return 0.0 if since_s is None else self._clock() - since_s

@@ -9,19 +9,13 @@ import pytest
 
 from engine.contract.block_hash import KEY_BYTES
 from engine.contract.config import SchedulerConfig
-from engine.contract.errors import EngineDeadError, EngineStalledError, PromptTooLongError
+from engine.contract.errors import EngineDeadError, PromptTooLongError
 from engine.contract.messages import CacheChanges, FinishReason, StepMessage
 from engine.contract.step import PendingStep, SchedulerOutput
 from engine.frontend.async_engine import AsyncEngine
 from engine.frontend.client_stream import ENGINE_DEAD
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.feeds import MAX_WAITING_BYTES, CacheFeed
-from engine.frontend.progress import Progress
-from engine.scheduler.policy.gates import Verdict
-from engine.scheduler.requests.request import Request
-from engine.scheduler.step_draft import StepDraft
-from router.attentive_clock import AttentiveClock
-from tests.support.clock import ManualClock
 from tests.support.engine.chain_engine import chain_engine
 from tests.support.engine.chain_runner import expected_tokens
 from tests.support.engine.local_client import run_to_end
@@ -220,114 +214,6 @@ async def test_close_ends_what_is_unfinished(engine: AsyncEngine, runner: Pausab
     await closing
 
     assert (await task).error == ENGINE_DEAD
-
-
-async def test_engine_that_makes_no_step_though_it_has_work_says_so_until_it_goes_on(
-    core: EngineCore, runner: PausableRunner
-) -> None:
-    engine = AsyncEngine(lambda: core, step_timeout_s=0.05)
-    await engine.start()
-    runner.hold()
-    answer = asyncio.create_task(run_to_end(engine, greedy_request("a", [5, 6, 7], max_tokens=4)))
-    await asyncio.to_thread(runner.wait_entered)
-    while not engine.is_stalled:  # noqa: ASYNC110 (a property of the clock)
-        await asyncio.sleep(0.01)
-
-    with pytest.raises(EngineStalledError, match=r"limit is 0\.05 s"):
-        engine.check_health()
-    assert engine.load.is_stalled
-
-    runner.let_go()
-    await answer
-    while engine.is_stalled:  # noqa: ASYNC110 (the thread comes to rest after the last token)
-        await asyncio.sleep(0.01)
-    engine.check_health()
-    assert not engine.load.is_stalled
-    await engine.close()
-
-
-async def test_engine_is_not_stalled_by_time_in_which_its_process_did_not_run(
-    core: EngineCore, runner: PausableRunner
-) -> None:
-    world = ManualClock()
-    clock = AttentiveClock(max_gap_s=1.0, clock=world)
-    engine = AsyncEngine(lambda: core, step_timeout_s=30.0, clock=clock)
-    await engine.start()
-    runner.hold()
-    answer = asyncio.create_task(run_to_end(engine, greedy_request("a", [5, 6, 7], max_tokens=4)))
-    await asyncio.to_thread(runner.wait_entered)
-
-    world.advance(40.0)  # stopped: nothing of the process runs, neither the step nor whoever ticks
-    clock.tick()
-    assert not engine.is_stalled
-    engine.check_health()
-
-    for _ in range(40):  # the process runs, the step does not end
-        world.advance(0.9)
-        clock.tick()
-    assert engine.is_stalled
-
-    runner.let_go()
-    await answer
-    await engine.close()
-
-
-class ClosedGate:
-    """A gate that admits no request."""
-
-    def ask(self, request: Request, draft: StepDraft, num_tokens: int, /) -> Verdict:
-        """Never."""
-        return Verdict.BARRIER
-
-
-async def test_engine_whose_requests_wait_for_nothing_says_so_whatever_it_is_asked_meanwhile() -> None:
-    engine = AsyncEngine(lambda: chain_engine(gates=[ClosedGate()]), step_timeout_s=0.05)
-    await engine.start()
-    answer = asyncio.create_task(run_to_end(engine, greedy_request("a", [5, 6, 7], max_tokens=4)))
-    while not engine.is_stalled:
-        await engine.abort(["nobody"])
-    with pytest.raises(EngineStalledError):
-        engine.check_health()
-
-    await engine.abort(["a"])
-    await answer
-    while engine.is_stalled:  # noqa: ASYNC110 (the thread comes to rest after the abort)
-        await asyncio.sleep(0.01)
-    await engine.close()
-
-
-def test_turns_that_let_nobody_start_are_no_progress() -> None:
-    clock = ManualClock()
-    progress = Progress(clock)
-    progress.end_turn(is_stuck=True)
-    progress.rest()
-    clock.advance(3)
-    progress.begin_turn()
-    progress.end_turn(is_stuck=True)
-    progress.rest()
-    assert progress.busy_s == 3
-
-    progress.end_turn(is_stuck=False)
-    assert progress.busy_s == 0
-
-
-def test_progress_is_owed_only_by_who_has_something_to_do() -> None:
-    clock = ManualClock()
-    progress = Progress(clock)
-    clock.advance(100)
-    assert progress.busy_s == 0
-
-    progress.asked()
-    clock.advance(3)
-    progress.asked()
-    assert progress.busy_s == 3
-
-    progress.begin_turn()
-    clock.advance(2)
-    assert progress.busy_s == 2
-
-    progress.rest()
-    assert progress.busy_s == 0
 
 
 async def next_cache_changes(stream: AsyncIterator[StepMessage]) -> CacheChanges:
