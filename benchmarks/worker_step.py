@@ -4,11 +4,13 @@
 
 A cluster whose decode worker computes everything itself (as ``unified`` of benchmarks/serving_peer.py), with 2 threads
 and with 1, gets ``batch`` requests at once; what is looked at is a window in which all of them decode. The engine alone
-runs the same batch, in a process of its own, stepped by its main thread. Both take ``--turns`` turns of ``--seconds``,
-and the cluster stands still while the engine has its own (benchmarks/standing_still.py).
+runs the same batch, in a process of its own, stepped by its main thread: once while the cluster stands still
+(benchmarks/standing_still.py), and once ``beside`` the cluster, which is at rest. All take ``--turns`` turns of
+``--seconds``.
 
 Rows are medians over the turns: ``<side>/step_ms/<threads>/<batch>`` (of means over the windows);
 ``ratio/step/<threads>/<batch>``, the worker's over that of the engine alone in the same turn, below 1.05 wanted;
+``ratio/beside/<threads>/<batch>``, how much longer the engine alone takes where a cluster is at rest on its cores;
 ``worker/cpu_per_wall/<threads>/<batch>``, CPU seconds of the engine's threads in a second of the window;
 ``worker/team_sleeps/<threads>/<batch>``, how often a second the threads of the team (all but the one that steps) went
 to sleep.
@@ -50,7 +52,7 @@ MAX_OUTPUT_TOKENS = 960
 SETTLE_S = 1.0
 """Seconds from the last request until the window: by then all prompts are computed."""
 
-WORKER, ALONE = "worker", "alone"
+WORKER, ALONE, BESIDE = "worker", "alone", "beside"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,10 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Mean seconds per step of the engine alone, and the worker's figures right after."""
+    """Mean seconds per step of the engine alone, then beside the cluster, and the worker's figures right after."""
 
     alone_s: float
+    beside_s: float
     worker: Figures
 
 
@@ -190,7 +193,8 @@ def take_turns(model: Path, num_threads: int, args: argparse.Namespace) -> dict[
                 with standing_still([watch]):
                     alone_s = engine.step_s(batch)
                 time.sleep(WAKE_S)
-                seen.append(Turn(alone_s, asyncio.run(decode_window(url, watch, batch, args.seconds))))
+                beside_s = engine.step_s(batch)
+                seen.append(Turn(alone_s, beside_s, asyncio.run(decode_window(url, watch, batch, args.seconds))))
     return turns
 
 
@@ -202,13 +206,17 @@ def rows_of(turns: Mapping[int, Sequence[Turn]], num_threads: int) -> list[Row]:
         ratios = [turn.worker.step_s / turn.alone_s for turn in seen]
         worker_ms = statistics.median(turn.worker.step_s for turn in seen) * 1e3
         alone_ms = statistics.median(turn.alone_s for turn in seen) * 1e3
+        beside_ms = statistics.median(turn.beside_s for turn in seen) * 1e3
+        beside_ratio = statistics.median(turn.beside_s / turn.alone_s for turn in seen)
         cpu_per_wall = statistics.median(turn.worker.cpu_per_wall for turn in seen)
         sleeps = statistics.median(turn.worker.team_sleeps for turn in seen)
         detail: dict[str, float | str] = {"lowest": min(ratios), "highest": max(ratios)}
         rows += [
             Row(name=f"{WORKER}/step_ms/{name}", value=worker_ms, unit="ms"),
             Row(name=f"{ALONE}/step_ms/{name}", value=alone_ms, unit="ms"),
+            Row(name=f"{BESIDE}/step_ms/{name}", value=beside_ms, unit="ms"),
             Row(name=f"ratio/step/{name}", value=statistics.median(ratios), unit="x", detail=detail),
+            Row(name=f"ratio/{BESIDE}/{name}", value=beside_ratio, unit="x"),
             Row(name=f"{WORKER}/cpu_per_wall/{name}", value=cpu_per_wall, unit="cores"),
             Row(name=f"{WORKER}/team_sleeps/{name}", value=sleeps, unit="1/s"),
         ]
