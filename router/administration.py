@@ -155,18 +155,20 @@ class Administration:
                 code="invalid_parameter",
                 param="replica",
             )
-        targets = [(pool, replica) for pool in self._pools if role in (None, pool.role) for replica in pool.replicas]
         if name is not None:
             targets = [self._find(name)]
+        else:
+            targets = [
+                (pool, replica) for pool in self._pools if role in (None, pool.role) for replica in pool.replicas
+            ]
         try:
             async with asyncio.timeout(self._timeout_s):
                 await asyncio.gather(*(pool.workers.set_faults(item.replica_id, options) for pool, item in targets))
         except WorkerRefusedError as error:
             raise InvalidRequestError(str(error), code=error.code) from error
         except (WorkerError, TimeoutError) as error:
-            raise NoReplicaError(
-                role=role or " or ".join(pool.role for pool in self._pools), retry_after_s=1.0, reason=str(error)
-            ) from error
+            roles = dict.fromkeys(pool.role for pool, _ in targets)
+            raise NoReplicaError(role=" or ".join(roles), retry_after_s=1.0, reason=str(error)) from error
         return sorted(replica.replica_id for _, replica in targets)
 
     async def reset_prefix_cache(self, *, preempt_running: bool) -> list[ResetAnswer]:

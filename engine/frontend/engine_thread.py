@@ -140,7 +140,7 @@ class EngineThread:
         return self._busy_s() > self._step_timeout_s
 
     def _busy_s(self) -> float:
-        """``Progress.busy_s`` but for waits for cores, once it matters."""
+        """``Progress.busy_s`` without the threads' waits for cores, which are looked up once the limit comes nearer."""
         busy_s, since_s = self._progress.busy_s, self._progress.busy_since_s
         if since_s is not None and busy_s > SUSPICION * self._step_timeout_s:
             busy_s -= self._core_waits.since(since_s)

@@ -41,8 +41,9 @@ class CoreWaits:
         self._before: dict[str, float] = {}
 
     def since(self, moment: float) -> float:
-        """Seconds that one of the threads has waited since the first call with this ``moment``: of several the one that
-        waited longest, for which the others of its team wait too. 0 where the system does not tell.
+        """Seconds that these threads have waited since the first call with this ``moment``, when whatever is measured
+        began; another moment starts anew. Of several threads the longest wait counts, because a team waits for its
+        last one. 0 where the system does not tell.
         """
         if moment != self._moment:
             self._moment, self._before = moment, self._all_s()

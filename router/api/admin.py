@@ -63,7 +63,8 @@ class LeanBody(OrderBody):
 class FaultsBody(OrderBody):
     """The faults to inject from now on, named as in ``kv_transfer.faults``. If there are none, all faults end.
 
-    They are injected into the workers of a role, or into the one whose id is or begins like ``replica``; else into all.
+    They are injected into the workers of a ``role``, or into one ``replica``, named by its id or how that begins; else
+    into all.
     """
 
     replica: str | None = None

@@ -26,17 +26,6 @@ PERIOD_S = 0.05
 
 
 @pytest.fixture
-def core() -> EngineCore:
-    return chain_engine()
-
-
-@pytest.fixture
-def runner(core: EngineCore) -> PausableRunner:
-    core.runner = runner = PausableRunner(core.runner)
-    return runner
-
-
-@pytest.fixture
 async def engine(core: EngineCore, runner: PausableRunner) -> AsyncIterator[AsyncEngine]:
     engine = AsyncEngine(lambda: core)
     await engine.start()

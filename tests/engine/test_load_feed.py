@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.feeds import LOAD_PERIOD_S, LoadFeed
@@ -14,11 +12,6 @@ from tests.support.clock import ManualClock
 from tests.support.engine.chain_engine import DEFAULT_SCHEDULER, chain_engine
 from tests.support.engine.disaggregated import joined_cores
 from tests.support.engine.requests import greedy_request
-
-
-@pytest.fixture
-def core() -> EngineCore:
-    return chain_engine()
 
 
 def start(core: EngineCore, *names: str) -> None:

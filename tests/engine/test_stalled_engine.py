@@ -33,17 +33,6 @@ MOMENT, LATER = 1.0, 2.0
 LONG_ENOUGH_S = 0.05
 
 
-@pytest.fixture
-def core() -> EngineCore:
-    return chain_engine()
-
-
-@pytest.fixture
-def runner(core: EngineCore) -> PausableRunner:
-    core.runner = runner = PausableRunner(core.runner)
-    return runner
-
-
 async def test_engine_that_makes_no_step_though_it_has_work_says_so_until_it_goes_on(
     core: EngineCore, runner: PausableRunner
 ) -> None:
@@ -212,6 +201,7 @@ def busy_process(core: int) -> Iterator[None]:
 def test_time_without_a_core_is_told_for_threads_of_the_name_alone() -> None:
     core = min(os.sched_getaffinity(0))
     waits, of_others = CoreWaits("engine starved"), CoreWaits("engine of nobody")
+    of_others.since(MOMENT)
     with busy_process(core), busy_thread("engine starved", core):
         wait_until(lambda: waits.since(MOMENT) > LONG_ENOUGH_S)
         assert of_others.since(MOMENT) == 0.0
