@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import psutil
 
@@ -25,14 +25,10 @@ def standing_still(servers: Sequence[CpuWatch]) -> Iterator[None]:
     Raises:
         TimeoutError: A process did not stop.
     """
-    stopped: list[psutil.Process] = []
+    stopped: set[psutil.Process] = set()
     try:
         for server in servers:
-            for process in server.processes():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.suspend()
-                    stopped.append(process)
-        _wait_until_stopped(stopped)
+            _stop(server, stopped)
         yield
     finally:
         for process in stopped:
@@ -40,7 +36,21 @@ def standing_still(servers: Sequence[CpuWatch]) -> Iterator[None]:
                 process.resume()
 
 
-def _wait_until_stopped(processes: Sequence[psutil.Process]) -> None:
+def _stop(server: CpuWatch, stopped: set[psutil.Process]) -> None:
+    """Stop all processes of a server and add them to ``stopped``.
+
+    A process may start another between the look and its stop. So look until there is no new one: what stands still
+    starts nothing.
+    """
+    while started := server.processes() - stopped:
+        for process in started:
+            stopped.add(process)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+        _wait_until_stopped(started)
+
+
+def _wait_until_stopped(processes: Iterable[psutil.Process]) -> None:
     """Wait until the kernel has stopped all processes: a signal is only pending until its process gets a core."""
     deadline_s = time.monotonic() + STOP_TIMEOUT_S
     for process in processes:

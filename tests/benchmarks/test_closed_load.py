@@ -266,6 +266,29 @@ def test_cluster_beside_the_peer_computes_with_two_threads(side: str, decode_thr
     assert (config.router.local_prefill_tokens > 1024) is (side == "unified")
 
 
+def test_process_that_a_server_starts_while_it_is_stopped_stands_still_too() -> None:
+    class LateChild(CpuWatch):
+        """Its first look comes before the server has started its child."""
+
+        def processes(self) -> set[psutil.Process]:
+            looks.append(super().processes())
+            return {psutil.Process(parent.pid)} if len(looks) == 1 else looks[-1]
+
+    looks: list[set[psutil.Process]] = []
+    command = ["sh", "-c", "exec 3<&0; cat <&3 & echo started; wait"]
+    environ = {**os.environ, MARK: "late"}
+    with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        try:
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == b"started\n"
+            with standing_still([LateChild("late")]):
+                states = [process.status() for process in CpuWatch("late").processes()]
+        finally:
+            parent.communicate()
+
+    assert states == [psutil.STATUS_STOPPED] * 2
+
+
 def test_servers_stand_still_while_another_has_its_turn() -> None:
     def marked(name: str) -> subprocess.Popen[bytes]:
         command = ["sh", "-c", "exec 3<&0; cat <&3 & cat; wait"]  # both read until their input ends
