@@ -36,6 +36,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
         self._is_on = True
         self._memory = memory
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: torch does not wrap ``__torch_dispatch__`` to keep its compiler out. The wrapper would load that
+        compiler at the first call: 900 modules, more than a second within somebody's request.
+        """
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if not self._is_on:

@@ -36,6 +36,14 @@ REMEMBERED_S: Final = 1.0
 """How long a gap holds after the last request with that promise: where there are streams, more come soon."""
 
 
+MOST_GROWTH: Final = 2.0
+UNSEEN_BLOCKS: Final = 4
+"""Beside streams with a promised gap, a step takes at most so many times as many prompt tokens as the largest step so
+far, or so many blocks: a new worker has computed prompts of a few lengths, and what much longer ones take is a guess.
+What they read, behind a cached beginning for example, is not looked at.
+"""
+
+
 class Head(NamedTuple):
     """The prompt served first: its tokens left and computed, its request, and the tokens left of all prompts."""
 
@@ -66,6 +74,7 @@ class PromptBudget:
     - At least one block is computed, and ``prompt_share`` is used, even where decoding alone takes longer than the gap.
     - While the first prompt has a TTFT promise and all waiting prompts have enough time, steps are shorter, whatever
       the engine leans to: see ``calm_room_s``.
+    - Of a new worker's steps none is much larger than those before it: see ``MOST_GROWTH``.
     - Where no request decodes, the first prompt is computed whole. Others may join it within its own promised gap or,
       if it has none, until ``MAX_BASE_SHARE`` is reached, so that it does not wait for theirs.
     - There is no limit before steps can be predicted, or where requests decode and none was promised a gap.
@@ -131,6 +140,8 @@ class PromptBudget:
             if num_rows:
                 room_s = min(room_s, self._calm_room_s(model, decode_s, gap_us / 1e6, head, first))
             num_tokens = model.prompt_tokens_within(room_s, after=head.num_computed)
+            if num_rows:
+                num_tokens = min(num_tokens, self._most_known())
         elif not num_rows:
             num_tokens = max(self._tokens_beside_none(model, decode_s, head), head.num_left)
         else:
@@ -138,6 +149,9 @@ class PromptBudget:
         if num_tokens < draft.token_budget - num_rows:
             draft.prompt_budget = max(int(num_tokens), self._table.block_size)
         draft.prompt_budget = min(draft.prompt_budget, draft.token_budget - num_rows)
+
+    def _most_known(self) -> float:
+        return max(MOST_GROWTH * self._timer.most_prompt_tokens, UNSEEN_BLOCKS * self._table.block_size)
 
     def _pace(self, model: StepTimeModel, decode_s: float, gap_us: int) -> Pace:
         """The pace of prompts alongside streams with a promised gap; without such streams, of prompts alone."""

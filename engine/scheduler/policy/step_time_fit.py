@@ -24,8 +24,9 @@ FloatArray: TypeAlias = NDArray[np.float64]
 Kind: TypeAlias = tuple[int, int, int, int, int]
 
 EARLY_FIT_STEPS: Final = (3, 6, 12, 24)
-"""Prices are fitted after this many steps of a new worker, and after this many with prompts, beginning with the first
-one: they are soon known roughly, and then better.
+"""Prices are fitted after this many steps of a new worker: they are soon known roughly, and then better. They are also
+fitted after each of its first steps with prompts, as many as the last of these numbers: the next prompt may be several
+times as long.
 """
 
 FIT_PERIOD_S: Final = 1.0
@@ -96,6 +97,8 @@ class StepTimeFit:
         self.model: StepTimeModel = UNKNOWN_STEP_TIME
         self.is_new = True
         """True while few steps were seen, so that each one tells much."""
+        self.most_prompt_tokens = 0.0
+        """The most prompt tokens of a step so far: what steps with many more take is a guess."""
         self._kinds: OrderedDict[Kind, deque[tuple[float, ...]]] = OrderedDict()
         self._num_steps = self._num_prompt_steps = 0
         self._num_predicted = 0
@@ -115,6 +118,8 @@ class StepTimeFit:
         self._unfitted.append((work, seconds, self._num_steps, cores))
         self.unfitted_s += passed_s if passed_s > seconds else seconds
         self._num_prompt_steps += work.num_prompt_tokens > 0
+        if work.num_prompt_tokens > self.most_prompt_tokens:
+            self.most_prompt_tokens = work.num_prompt_tokens
         if self._is_due(has_prompts=work.num_prompt_tokens > 0):
             core_seconds = sum(cores * seconds for _, seconds, _, cores in self._unfitted)
             mean_cores = core_seconds / sum(seconds for _, seconds, *_ in self._unfitted)
@@ -146,7 +151,7 @@ class StepTimeFit:
             return True
         if not self.model.num_steps:
             return False
-        is_early = has_prompts and (self._num_prompt_steps == 1 or self._num_prompt_steps in EARLY_FIT_STEPS)
+        is_early = has_prompts and self._num_prompt_steps <= EARLY_FIT_STEPS[-1]
         return is_early or self.unfitted_s >= FIT_PERIOD_S
 
     def _note_error(self, predicted_s: float, seconds: float) -> None:

@@ -51,6 +51,11 @@ class StepTimer:
         """The same model, for as many cores as the last step had."""
         return self._fit.model.on(self._cores)
 
+    @property
+    def most_prompt_tokens(self) -> float:
+        """The most prompt tokens of a step that was noted."""
+        return self._fit.most_prompt_tokens
+
     def step_scheduled(self) -> tuple[float, float]:
         """Now, when a step is scheduled, and from when on the engine has worked for it; see ``StepInFlight``."""
         now_s = self._clock()

@@ -19,6 +19,13 @@ def test_p1_prompts_that_are_not_known_to_take_time_are_not_held_back() -> None:
 
 
 @pytest.mark.behaviour("P1")
+def test_p1_prompts_that_take_half_of_the_time_left_are_not_in_a_hurry() -> None:
+    """A burst of prompts would otherwise cost the streams beside it all of the promised gap, though it is in time."""
+    decode_s, gap_s = 0.015, 0.15
+    assert decode_s + calm_room_s(2.0, decode_s, gap_s, 4.0) < 2 / 3 * gap_s
+
+
+@pytest.mark.behaviour("P1")
 @given(work_s=SECONDS, decode_s=st.floats(1e-3, 0.1), gap_s=st.floats(1e-3, 0.5), left_s=SECONDS, factor=SECONDS)
 def test_p1_prompts_that_have_time_and_streams_wait_as_little_as_both_can(
     work_s: float, decode_s: float, gap_s: float, left_s: float, factor: float

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,10 +12,7 @@ from decode.role import DECODE
 from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.role import Role
 from engine.contract.step_time import ERRORS_KEPT_CLEAR, StepTimeModel
-from engine.scheduler.policy.prompt_budget import (
-    FIRST_PROMPT_SHARE,
-    REMEMBERED_S,
-)
+from engine.scheduler.policy.prompt_budget import FIRST_PROMPT_SHARE, REMEMBERED_S
 from engine.scheduler.policy.step_timer import work_of
 from prefill.role import PREFILL
 from tests.support.scheduler.promised_gaps import (
@@ -315,6 +314,7 @@ def test_p1_partial_prefills_share_what_the_gap_leaves() -> None:
     prompts=st.lists(st.integers(1, 120), min_size=7, max_size=7),
     budget=st.sampled_from([8, 64, 256]),
     num_partial=st.sampled_from([0, 0, 2]),
+    most_known=st.sampled_from([math.inf, 0.0, 6.0]),
 )
 def test_p1_whatever_is_promised_everybody_ends_and_a_step_is_long_for_a_reason(
     prices: tuple[float, float, float, float],
@@ -322,12 +322,14 @@ def test_p1_whatever_is_promised_everybody_ends_and_a_step_is_long_for_a_reason(
     prompts: list[int],
     budget: int,
     num_partial: int,
+    most_known: float,
 ) -> None:
     base_s, row_s, prompt_token_s, prompt_read_s = prices
     model = StepTimeModel(
         base_s=base_s, row_s=row_s, prompt_token_s=prompt_token_s, prompt_read_s=prompt_read_s, error=0.0, num_steps=1
     )
     world = make_world(model, budget=budget, max_num_partial_prefills=num_partial)
+    world.scheduler._timer._fit.most_prompt_tokens = most_known
     for index, ((itl_ms, ttft_ms), num_tokens) in enumerate(zip(promises, prompts, strict=False)):
         promise = Promise(itl_ms=itl_ms, ttft_ms=ttft_ms)
         world.add(make_request(f"r{index}", num_tokens, max_tokens=12, ignore_eos=True, promise=promise))

@@ -97,6 +97,14 @@ def test_nothing_is_known_before_some_steps() -> None:
     assert fit.model.error == 1.0
 
 
+def test_the_most_prompt_tokens_of_a_step_are_kept() -> None:
+    fit = StepTimeFit()
+    for num_tokens in (0.0, 40.0, 300.0, 20.0):
+        fit.note(StepWork(num_rows=1, num_context_tokens=10, num_prompt_tokens=num_tokens), 0.01)
+
+    assert fit.most_prompt_tokens == 300.0
+
+
 @pytest.mark.parametrize("num_steps", EARLY_FIT_STEPS)
 def test_few_steps_of_prompts_are_enough_to_predict_others(num_steps: int) -> None:
     fit, source = StepTimeFit(), np.random.default_rng(num_steps)

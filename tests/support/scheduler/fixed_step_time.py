@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from engine.contract.step_time import StepTimeModel, StepWork
 from engine.scheduler.policy.step_time_fit import StepTimeFit
 from engine.scheduler.scheduler import Scheduler
@@ -13,6 +15,7 @@ class FixedStepTime(StepTimeFit):
     def __init__(self, model: StepTimeModel) -> None:
         super().__init__()
         self.model = model
+        self.most_prompt_tokens = math.inf
 
     def note(self, work: StepWork, seconds: float, *, cores: float = 1.0, passed_s: float = 0.0) -> None:
         """Learn nothing."""
