@@ -13,6 +13,7 @@ from engine.build import build_engine
 from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
 from engine.contract.messages import GenerateRequest, SamplingParams
 from engine.contract.token_ids import TokenIds
+from engine.layers.panel_weight import suits_panels
 from engine.model.builtin import builtin_model_dir
 from engine.runner.recorded_prompts import MAX_TOKENS
 
@@ -35,8 +36,8 @@ for number, wish in enumerate(wishes):
     )
     while core.has_unfinished():
         core.step()
-recorded = core.runner.runner._recorded
-assert recorded.sizes == (1,) and recorded.repeats_prompts
+runner = core.runner.runner
+assert bool(runner._recorded.sizes) == suits_panels(runner.dtype), "steps are recorded where we multiply ourselves"
 print(*(name for name in set(sys.modules) - before if name != "numpy.ma" and not name.startswith("numpy.ma.")))
 """
 
