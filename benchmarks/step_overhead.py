@@ -5,7 +5,8 @@
 One engine decodes ``batch`` streams of the 125 M random Llama. ``forward`` and ``logits`` are the model, all else is
 overhead: first steps in which only the model is timed, then as many in which every part is, which costs some more:
 ``schedule``, ``prepare`` (the tokens of the step before, rows, inputs, attention plan), ``sample``, ``update`` (results
-into requests and blocks) and ``rest``, what is left of the step. ``publish`` comes after a step, and is no part of it:
+into requests and blocks) and ``rest``, what is left of the step. Where the head finds the most likely tokens while it
+multiplies, that is part of ``logits``, and ``sample`` is nothing. ``publish`` comes after a step, and is no part of it:
 an engine that serves makes the messages for its clients in another thread, while the next step computes.
 Rows: ``<dtype>/step/<batch>`` and ``<dtype>/overhead/<batch>`` in us, medians over steps, with the parts beside the
 latter, and ``<dtype>/overhead_share/<batch>`` in percent of the step.
@@ -51,7 +52,7 @@ class StepClock:
         self._is_in_part = False
         runner: Any = _runner_of(core)
         self._time((runner._recorded, "run", "forward"), (runner._model, "forward", "forward"))
-        self._time((runner._model, "logits", "logits"))
+        self._time((runner._model, "logits", "logits"), (runner._model, "best_tokens", "logits"))
 
     def time_all_parts(self) -> None:
         """From here on, time all parts, not only the model's."""

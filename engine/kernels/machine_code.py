@@ -106,22 +106,49 @@ def float_from_bits(typing_context: Any, bits: Any) -> Any:
     return types.float32(types.int32), generate
 
 
+def ranks_type(stored: Any) -> Any:
+    """The integer type of the ranks of a stored type."""
+    return _RANKS[stored][0]
+
+
+def ranks_of(builder: Any, numbers: Any, stored: Any) -> Any:
+    """Emit the rank of a number that is stored as ``stored``, or of each number of a vector; see ``rank``."""
+    kind, infinity = _RANKS[stored]
+    width = ir.IntType(kind.bitwidth)
+    is_vector = isinstance(numbers.type, ir.VectorType)
+    whole = ir.VectorType(width, numbers.type.count) if is_vector else width
+
+    def constant(value: int) -> Any:
+        return ir.Constant(whole, [value] * whole.count if is_vector else value)
+
+    bits, nan_rank = builder.bitcast(numbers, whole), constant(kind.maxval)
+    magnitude = builder.and_(bits, nan_rank)
+    is_negative = builder.icmp_signed("<", bits, constant(0))
+    ordered = builder.select(is_negative, builder.sub(constant(0), magnitude), magnitude)
+    is_nan = builder.icmp_signed(">", magnitude, constant(infinity))
+    return builder.select(is_nan, nan_rank, ordered)
+
+
 @intrinsic
 def rank(typing_context: Any, stored: Any) -> Any:
     """A stored number as an integer of its width with the same order: both zeros are 0, and NaN is the largest."""
-    kind, infinity = _RANKS[stored]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        width = ir.IntType(kind.bitwidth)
-        bits = builder.bitcast(arguments[0], width)
-        nan_rank = ir.Constant(width, kind.maxval)
-        magnitude = builder.and_(bits, nan_rank)
-        is_negative = builder.icmp_signed("<", bits, ir.Constant(width, 0))
-        ordered = builder.select(is_negative, builder.neg(magnitude), magnitude)
-        is_nan = builder.icmp_signed(">", magnitude, ir.Constant(width, infinity))
-        return builder.select(is_nan, nan_rank, ordered)
+        return ranks_of(builder, arguments[0], stored)
 
-    return kind(stored), generate
+    return ranks_type(stored)(stored), generate
+
+
+@intrinsic
+def raise_to(typing_context: Any, address: Any, number: Any) -> Any:
+    """Atomically replace the int64 at an address by ``number`` if that is greater."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], _I64.as_pointer())
+        builder.atomic_rmw("max", place, arguments[1], "monotonic")
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
 
 
 def _prefetch(closeness: int) -> Any:

@@ -7,9 +7,10 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
+from engine.contract.step import IntArray
 from engine.kernels import row_copies as kernel
 from engine.kernels.call import KernelCall
-from engine.layers.packed_weight import Multiply, pack
+from engine.layers.packed_weight import Multiply, best_columns, can_find_best, pack
 
 
 class Embedding:
@@ -79,3 +80,16 @@ class LMHead:
         if self._softcap is not None:
             logits = logits.div_(self._softcap).tanh_().mul_(self._softcap)
         return logits
+
+    @property
+    def finds_best(self) -> bool:
+        """True if ``best_tokens`` can be asked. Scaled or capped logits are rounded again, which may make two equal."""
+        return can_find_best(self._multiply) and self._scale == 1.0 and self._softcap is None
+
+    def best_tokens(self, hidden: torch.Tensor) -> IntArray | None:
+        """The token of the highest logit of each row, the first of equal ones, [num_rows]; None if a logit is NaN.
+
+        Faster than to compute logits and search them: they are not written anywhere.
+        """
+        assert self._multiply is not None
+        return best_columns(self._multiply, hidden)

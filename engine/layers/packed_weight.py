@@ -8,6 +8,7 @@ from functools import cache, partial
 import torch
 from torch.nn import functional as F
 
+from engine.contract.step import IntArray
 from engine.layers.panel_weight import PanelWeight, fits_panels
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]
@@ -35,6 +36,20 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Multiply:
         packed = _ops().reorder(weight, EXPECTED_NUM_TOKENS)
         return partial(_multiply_packed, packed, bias)
     return partial(F.linear, weight=weight, bias=bias)
+
+
+def best_columns(multiply: Multiply, x: torch.Tensor) -> IntArray | None:
+    """The column of the highest number in each row of a product, the first of equal ones, [num_rows].
+
+    Returns:
+        None if a number is NaN, or if products with this weight can only be written: see ``can_find_best``.
+    """
+    return multiply.best_columns(x) if isinstance(multiply, PanelWeight) else None
+
+
+def can_find_best(multiply: Multiply | None) -> bool:
+    """True if ``best_columns`` does what it says for a weight."""
+    return isinstance(multiply, PanelWeight)
 
 
 class _Operators:

@@ -8,12 +8,14 @@ from functools import cache, partial
 import torch
 from llvmlite import binding
 
+from engine.contract.step import IntArray
 from engine.device.huge_pages import WEIGHTS
 from engine.kernels import row_copies
 from engine.kernels.amx import has_tiles
 from engine.kernels.call import KernelCall, threads_for
 from engine.kernels.products import amx_product
 from engine.kernels.products import panel_product as kernel
+from engine.kernels.products.best_columns import BestColumns
 from engine.kernels.products.tile_product import MAX_ROWS, PANEL, UNROLLED, WORD_BYTES
 
 PAIRS = "bfloat16 pairs"
@@ -49,6 +51,7 @@ class PanelWeight:
             compiled = partial(kernel.compiled_product, PAIRS if has_pairs else _name(stored), _name(weight.dtype))
         self._call = KernelCall(compiled, kernel.NUM_PARAMETERS, rows_at=kernel.NUM_ROWS)
         self._max_threads = threads_for(self._panels.numel())
+        self._best = BestColumns()
         self._copy = None if self._in_tiles else _RowCopy(weight.dtype, self._input_dtype)
         parameters = self._call.parameters
         parameters[kernel.PANELS], parameters[kernel.BIAS] = self._panels.data_ptr(), self._bias.data_ptr()
@@ -62,17 +65,39 @@ class PanelWeight:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [num_rows, in_size] to [num_rows, out_size], of the weight's dtype."""
+        output = torch.empty(x.shape[0], self._out_size, dtype=self._dtype)
+        self._call.parameters[kernel.OUTPUT] = output.data_ptr()
+        self._run(x)
+        return output
+
+    def best_columns(self, x: torch.Tensor) -> IntArray | None:
+        """The column of the highest number in each row of the product, the first of equal ones; [num_rows] int32.
+
+        The numbers are those of ``__call__``, which are not written anywhere.
+
+        Returns:
+            None if any of them is NaN.
+        """
+        best, parameters = self._best, self._call.parameters
+        best.begin(x.shape[0])
+        parameters[kernel.BEST] = best.address
+        self._run(x)
+        parameters[kernel.BEST] = 0
+        if parameters[kernel.HAS_NAN]:
+            parameters[kernel.HAS_NAN] = 0
+            return None
+        return best.read()
+
+    def _run(self, x: torch.Tensor) -> None:
         num_rows, stride = x.shape[0], x.stride(0)
         competes = num_rows >= MAX_ROWS and stride * self._input_dtype.itemsize % ALIAS_BYTES == 0
         if x.dtype is not self._input_dtype or x.stride(1) != 1 or (competes and not self._in_tiles):
             x = self._copied(x)
             stride = x.stride(0)
-        output = torch.empty(num_rows, self._out_size, dtype=self._dtype)
         parameters = self._call.parameters
-        parameters[kernel.INPUT], parameters[kernel.OUTPUT] = x.data_ptr(), output.data_ptr()
+        parameters[kernel.INPUT] = x.data_ptr()
         parameters[kernel.NUM_ROWS], parameters[kernel.INPUT_STRIDE] = num_rows, stride * x.itemsize
         self._call.run(max_threads=self._max_threads)
-        return output
 
     def _copied(self, x: torch.Tensor) -> torch.Tensor:
         """An input in rows that suit the product."""

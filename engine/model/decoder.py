@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from engine.contract.step import IntArray
 from engine.layers.embedding import Embedding, LMHead
 from engine.layers.experts.mixture import Mixture, SharedExperts
 from engine.layers.fused_ops import FusedOps
@@ -195,6 +196,12 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the vocabulary, [num_rows, vocab_size], for rows of ``forward``'s result."""
         return self.lm_head(self.norm.add_and_normalize(hidden, None))
+
+    def best_tokens(self, hidden: torch.Tensor) -> IntArray | None:
+        """See ``LoadedModel``."""
+        if not self.lm_head.finds_best:
+            return None
+        return self.lm_head.best_tokens(self.norm.add_and_normalize(hidden, None))
 
 
 def decoder_class(config: ModelConfig) -> type[Decoder]:

@@ -9,6 +9,7 @@ import torch
 
 from engine.contract.config import Switch
 from engine.contract.errors import ConfigError
+from engine.contract.step import IntArray
 from engine.layers.fused_ops import choose_fused_ops
 from engine.model.decoder import decoder_class
 from engine.model.model_config import ModelConfig
@@ -25,6 +26,13 @@ class LoadedModel(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the vocabulary, [num_rows, vocab_size], for rows of ``forward``'s result."""
+
+    def best_tokens(self, hidden: torch.Tensor) -> IntArray | None:
+        """The token of the highest logit of each row, the first of equal ones, [num_rows], without making logits.
+
+        Returns:
+            None if a logit is NaN, or if this model does not do so: ``logits`` tells.
+        """
 
 
 def load_model(

@@ -30,9 +30,12 @@ from engine.kernels.compiled import BODY_OPTIONS, compile_kernel
 from engine.kernels.lanes import FLOAT_BYTES, FLOATS, I32, INTS, integer
 from engine.kernels.loops import emit_prefetch, walk
 from engine.kernels.machine_code import address_of, take_next
+from engine.kernels.products.best_columns import forget_best, keep_best, publish_best
 from engine.kernels.products.panel_product import (
+    BEST,
     BIAS,
     COUNTER,
+    HAS_NAN,
     INPUT,
     INPUT_STRIDE,
     NUM_PARAMETERS,
@@ -68,6 +71,10 @@ BLOCK_ROWS = 2 * TILE_ROWS
 ROW_SUMS = PANEL * FLOAT_BYTES
 HALF_SUMS = TILE_ROWS * ROW_SUMS
 LINE_BYTES = 64
+BFLOAT16 = np.uint16(0)
+LOWEST_RANK, NAN_RANK = np.int16(np.iinfo(np.int16).min), np.iinfo(np.int16).max
+ROW_LEADERS = 2 * PANEL * 2
+"""Bytes of a row's leaders: as many ranks, and numbers of panels, as a panel has columns."""
 
 _COLUMNS = range(2)
 """Tiles of a panel, side by side."""
@@ -211,7 +218,7 @@ finish_rows, stream_rows = _finish_rows(streams=False), _finish_rows(streams=Tru
 
 
 @njit(**BODY_OPTIONS)
-def _multiply_panel(p, index, row, end, sums, streams):
+def _multiply_panel(p, index, row, end, sums, leaders, streams):
     """Rows ``row`` to ``end`` of the input times one panel, part by part. The last tiles of rows overlap with those
     before them, so that they are whole; only an input of fewer rows than a tile has smaller ones.
     """
@@ -239,11 +246,14 @@ def _multiply_panel(p, index, row, end, sums, streams):
             if is_last:
                 y, bias = p[OUTPUT] + index * PANEL * 2, p[BIAS] + index * ROW_SUMS
                 for half in range(1 + (second > first)):
-                    place = y + (second if half else first) * y_stride
-                    if streams:
-                        stream_rows(at + half * HALF_SUMS, bias, place, y_stride, height)
+                    to_row, sums_at = second if half else first, at + half * HALF_SUMS
+                    if p[BEST] != 0:
+                        finish_rows(sums_at, bias, sums_at, ROW_SUMS, height)  # in place
+                        keep_best(sums_at, ROW_SUMS, height, leaders + to_row * ROW_LEADERS, index, BFLOAT16)
+                    elif streams:
+                        stream_rows(sums_at, bias, y + to_row * y_stride, y_stride, height)
                     else:
-                        finish_rows(at + half * HALF_SUMS, bias, place, y_stride, height)
+                        finish_rows(sums_at, bias, y + to_row * y_stride, y_stride, height)
 
 
 @njit(**BODY_OPTIONS)
@@ -256,7 +266,9 @@ def _run(p):
     num_chunks = (num_rows + most_rows - 1) // most_rows
     rows = (num_rows + num_chunks * BLOCK_ROWS - 1) // (num_chunks * BLOCK_ROWS) * BLOCK_ROWS
     num_chunks = (num_rows + rows - 1) // rows
-    streams = 2 * num_rows * p[OUT_SIZE] >= STREAMED_BYTES
+    streams = 2 * num_rows * p[OUT_SIZE] >= STREAMED_BYTES and p[BEST] == 0
+    leaders = np.empty(2 * PANEL * num_rows if p[BEST] != 0 else 0, np.int16)
+    forget_best(leaders, LOWEST_RANK)
     room = np.empty(rows * PANEL + LINE_BYTES // FLOAT_BYTES, np.float32)
     set_tiles(p[TILE_SIZES] + min(num_rows, TILE_ROWS) * SIZES_BYTES)
     item = take_next(p[COUNTER])
@@ -265,9 +277,12 @@ def _run(p):
         sums = (
             (address_of(room) + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
         )  # here, since numba frees what is not used
-        _multiply_panel(p, item % num_panels, row, min(row + rows, num_rows), sums, streams)
+        best_at = address_of(leaders)
+        _multiply_panel(p, item % num_panels, row, min(row + rows, num_rows), sums, best_at, streams)
         item = take_next(p[COUNTER])
     release_tiles()
+    if p[BEST] != 0 and publish_best(leaders, p[BEST], num_rows) == NAN_RANK:
+        p[HAS_NAN] = 1
     if streams:
         publish_streamed()
 

@@ -9,6 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from engine.contract.errors import CheckpointError
+from engine.contract.step import IntArray
+from engine.model.transformers_backend.linears import PackedLinear
 
 
 class Head:
@@ -34,6 +36,10 @@ class Head:
         self._given.hidden = hidden.unsqueeze(0)
         logits = self._model(inputs_embeds=self._given.hidden, use_cache=False).logits[0]
         return logits
+
+    def best_tokens(self, hidden: torch.Tensor) -> IntArray | None:
+        """See ``LoadedModel``; None if the head is more than a product, or its product can only be written."""
+        return self._product.best_columns(hidden) if isinstance(self._product, PackedLinear) else None
 
     def give_back(self) -> None:
         """Put the layers back into the model."""

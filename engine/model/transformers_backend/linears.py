@@ -8,7 +8,8 @@ from typing import Final
 import torch
 from torch import nn
 
-from engine.layers.packed_weight import Multiply, pack
+from engine.contract.step import IntArray
+from engine.layers.packed_weight import Multiply, best_columns, pack
 
 Groups = tuple[tuple[str, ...], ...]
 """Groups of names of linear layers that are computed together."""
@@ -27,6 +28,10 @@ class PackedLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
         return _over_rows(self._multiply, x)
+
+    def best_columns(self, x: torch.Tensor) -> IntArray | None:
+        """See ``packed_weight.best_columns``; x: [num_rows, in_size]."""
+        return best_columns(self._multiply, x)
 
 
 class SharedProduct:

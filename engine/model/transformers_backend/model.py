@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from engine.contract.errors import CheckpointError
+from engine.contract.step import IntArray
 from engine.layers.attention_layer import AttentionLayer, HeadTransform
 from engine.model.step_context import StepContext
 from engine.model.transformers_backend import attention, experts
@@ -53,6 +54,10 @@ class TransformersModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the vocabulary, [num_rows, vocab_size], for rows of ``forward``'s result."""
         return self._head(hidden)
+
+    def best_tokens(self, hidden: torch.Tensor) -> IntArray | None:
+        """See ``LoadedModel``."""
+        return self._head.best_tokens(hidden)
 
 
 def load_model(

@@ -1,10 +1,13 @@
 """Products with weights in panels: right for every size that fits, the same for a row in every batch."""
 
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -39,6 +42,16 @@ def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
         patch.setattr("engine.layers.panel_weight.multiplies_pairs", lambda: way == "in pairs")
         patch.setattr("engine.layers.panel_weight.has_tiles", lambda: way == "in tiles")
         yield dtype
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def numbers(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -113,6 +126,66 @@ def test_what_is_no_number_stays_visible_in_its_row(dtype: torch.dtype) -> None:
 
     assert [bool(row.isfinite().all()) for row in found] == [True] * 4 + [False, True, False, True, True]
     assert bool(found[4].isnan().all())
+
+
+@given(
+    num_rows=st.integers(1, 200),
+    num_panels=st.integers(1, 40),
+    num_kinds=st.integers(1, 40 * PANEL),
+    num_threads=st.integers(1, 3),
+    special=st.lists(st.tuples(st.integers(0, 1 << 20), st.sampled_from([math.inf, -math.inf, 0.0, -0.0])), max_size=3),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_best_column_is_the_first_of_the_highest(
+    dtype: torch.dtype,
+    num_rows: int,
+    num_panels: int,
+    num_kinds: int,
+    num_threads: int,
+    special: list[tuple[int, float]],
+) -> None:
+    size, num_columns = num_panels * PANEL, 2 * STEP_INPUTS
+    kinds = numbers(num_kinds, num_columns, seed=1, dtype=dtype)
+    bias = numbers(num_kinds, seed=2, dtype=dtype)
+    for place, value in special:
+        bias[place % num_kinds] = value
+    columns = torch.arange(size) % num_kinds  # fewer kinds than columns: many are equal
+    multiply, x = PanelWeight(kinds[columns], bias[columns]), numbers(num_rows, num_columns, seed=3, dtype=dtype)
+    written = multiply(x)
+
+    with threads(num_threads):
+        found = multiply.best_columns(x)
+
+    assert found is not None
+    assert found.dtype == np.int32
+    assert found.tolist() == [int((row == row.max()).nonzero()[0]) for row in written]
+    assert torch.equal(multiply(x), written)
+
+
+def test_best_column_of_rows_in_several_chunks(dtype: torch.dtype) -> None:
+    num_columns = 2048
+    num_rows = 2 * CHUNK_BYTES // (WORD_BYTES * num_columns) + 5
+    multiply = PanelWeight(numbers(3 * PANEL, num_columns, seed=1, dtype=dtype), None)
+    x = numbers(num_rows, num_columns, seed=2, dtype=dtype)
+
+    found = multiply.best_columns(x)
+
+    assert found is not None
+    assert found.tolist() == [int((row == row.max()).nonzero()[0]) for row in multiply(x)]
+
+
+def test_no_column_is_the_best_beside_what_is_no_number(dtype: torch.dtype) -> None:
+    x = numbers(9, STEP_INPUTS, seed=2, dtype=dtype)
+    multiply = PanelWeight(numbers(3 * PANEL, STEP_INPUTS, seed=1, dtype=dtype), None)
+    before = multiply.best_columns(x)
+    broken = x.clone()
+    broken[4, 3] = math.nan
+
+    assert multiply.best_columns(broken) is None
+    after = multiply.best_columns(x)
+    assert before is not None
+    assert after is not None
+    assert after.tolist() == before.tolist()
 
 
 def test_no_rows_give_no_rows(dtype: torch.dtype) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine.contract.config import CacheConfig, DTypeName, EngineConfig, ModelCode, ModelConfigSource, SchedulerConfig
+from engine.contract.step import IntArray
 from engine.layers.panel_weight import suits_panels
 from engine.model.registry import ANY_CODE
 from engine.model.step_context import StepContext
@@ -72,7 +73,7 @@ class WatchedRunner(ModelRunner):
         )
         self.hidden: list[torch.Tensor] = []
         self.forward_calls = 0
-        forward, logits = self._model.forward, self._model.logits
+        forward, logits, best = self._model.forward, self._model.logits, self._model.best_tokens
 
         def counted(input_ids: torch.Tensor, context: StepContext) -> torch.Tensor:
             self.forward_calls += 1
@@ -82,7 +83,14 @@ class WatchedRunner(ModelRunner):
             self.hidden.append(hidden.clone())
             return logits(hidden)
 
+        def kept_if_told(hidden: torch.Tensor) -> IntArray | None:
+            found = best(hidden)
+            if found is not None:
+                self.hidden.append(hidden.clone())
+            return found
+
         self._model.forward, self._model.logits = counted, kept  # type: ignore[method-assign]
+        self._model.best_tokens = kept_if_told  # type: ignore[method-assign]
         self.recorded = self._recorded = RecordedSteps(counted)
 
     @property
