@@ -83,13 +83,14 @@ class LMHead:
 
     @property
     def finds_best(self) -> bool:
-        """True if ``best_tokens`` can be asked. Scaled or capped logits are rounded again, which may make two equal."""
+        """True if ``best_tokens`` can tell. Scaled or capped logits are rounded again, which may make two equal."""
         return can_find_best(self._multiply) and self._scale == 1.0 and self._softcap is None
 
     def best_tokens(self, hidden: torch.Tensor) -> IntArray | None:
-        """The token of the highest logit of each row, the first of equal ones, [num_rows]; None if a logit is NaN.
+        """The token of the highest logit of each row, the first of equal ones, [num_rows], without writing logits.
 
-        Faster than to compute logits and search them: they are not written anywhere.
+        Returns:
+            None if a logit is NaN, or if this head cannot tell (``finds_best``).
         """
         assert self._multiply is not None
-        return best_columns(self._multiply, hidden)
+        return best_columns(self._multiply, hidden) if self.finds_best else None

@@ -42,14 +42,14 @@ def best_columns(multiply: Multiply, x: torch.Tensor) -> IntArray | None:
     """The column of the highest number in each row of a product, the first of equal ones, [num_rows].
 
     Returns:
-        None if a number is NaN, or if products with this weight can only be written: see ``can_find_best``.
+        None if a number is NaN, or if products with this weight cannot be searched (``can_find_best``).
     """
-    return multiply.best_columns(x) if isinstance(multiply, PanelWeight) else None
+    return multiply.best_columns(x) if isinstance(multiply, PanelWeight) and multiply.finds_best else None
 
 
 def can_find_best(multiply: Multiply | None) -> bool:
-    """True if ``best_columns`` does what it says for a weight."""
-    return isinstance(multiply, PanelWeight)
+    """True if ``best_columns`` can search products with this weight: those of panels."""
+    return isinstance(multiply, PanelWeight) and multiply.finds_best
 
 
 class _Operators:

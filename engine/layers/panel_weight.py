@@ -5,17 +5,18 @@ from __future__ import annotations
 import platform
 from functools import cache, partial
 
+import numpy as np
 import torch
 from llvmlite import binding
 
-from engine.contract.step import IntArray
+from engine.contract.step import EMPTY_INTS, IntArray
 from engine.device.huge_pages import WEIGHTS
 from engine.kernels import row_copies
 from engine.kernels.amx import has_tiles
 from engine.kernels.call import KernelCall, threads_for
 from engine.kernels.products import amx_product
 from engine.kernels.products import panel_product as kernel
-from engine.kernels.products.best_columns import BestColumns
+from engine.kernels.products.best_columns import LOWEST_KEY, MOST_PANELS
 from engine.kernels.products.tile_product import MAX_ROWS, PANEL, UNROLLED, WORD_BYTES
 
 PAIRS = "bfloat16 pairs"
@@ -51,7 +52,7 @@ class PanelWeight:
             compiled = partial(kernel.compiled_product, PAIRS if has_pairs else _name(stored), _name(weight.dtype))
         self._call = KernelCall(compiled, kernel.NUM_PARAMETERS, rows_at=kernel.NUM_ROWS)
         self._max_threads = threads_for(self._panels.numel())
-        self._best = BestColumns()
+        self._best = _BestColumns()
         self._copy = None if self._in_tiles else _RowCopy(weight.dtype, self._input_dtype)
         parameters = self._call.parameters
         parameters[kernel.PANELS], parameters[kernel.BIAS] = self._panels.data_ptr(), self._bias.data_ptr()
@@ -66,9 +67,15 @@ class PanelWeight:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [num_rows, in_size] to [num_rows, out_size], of the weight's dtype."""
         output = torch.empty(x.shape[0], self._out_size, dtype=self._dtype)
-        self._call.parameters[kernel.OUTPUT] = output.data_ptr()
+        parameters = self._call.parameters
+        parameters[kernel.OUTPUT], parameters[kernel.BEST] = output.data_ptr(), 0
         self._run(x)
         return output
+
+    @property
+    def finds_best(self) -> bool:
+        """True if ``best_columns`` can search the products; one of more than a million columns it may not."""
+        return self._out_size // PANEL <= MOST_PANELS[self._dtype.itemsize]
 
     def best_columns(self, x: torch.Tensor) -> IntArray | None:
         """The column of the highest number in each row of the product, the first of equal ones; [num_rows] int32.
@@ -78,15 +85,13 @@ class PanelWeight:
         Returns:
             None if any of them is NaN.
         """
+        if not len(x):
+            return EMPTY_INTS
         best, parameters = self._best, self._call.parameters
-        best.begin(x.shape[0])
-        parameters[kernel.BEST] = best.address
+        best.begin(len(x))
+        parameters[kernel.BEST], parameters[kernel.HAS_NAN] = best.address, 0
         self._run(x)
-        parameters[kernel.BEST] = 0
-        if parameters[kernel.HAS_NAN]:
-            parameters[kernel.HAS_NAN] = 0
-            return None
-        return best.read()
+        return None if parameters[kernel.HAS_NAN] else best.read()
 
     def _run(self, x: torch.Tensor) -> None:
         num_rows, stride = x.shape[0], x.stride(0)
@@ -107,6 +112,28 @@ class PanelWeight:
             return rows.copy_(x)
         self._copy(x, rows)
         return rows
+
+
+class _BestColumns:
+    """The keys of a product's rows, which the kernel raises to those of their best columns; see the kernel's module."""
+
+    def __init__(self) -> None:
+        self.address = 0
+        self._keys = np.empty(0, dtype=np.int64)
+        self._columns = self._keys.view(np.int32)
+
+    def begin(self, num_rows: int) -> None:
+        """Prepare so many keys at ``address``, each lower than any column's."""
+        if num_rows != len(self._keys):
+            self._keys = np.empty(num_rows, dtype=np.int64)
+            self.address = self._keys.ctypes.data
+            self._columns = self._keys.view(np.int32)[::2]  # the lower halves
+        self._keys.fill(LOWEST_KEY)
+
+    def read(self) -> IntArray:
+        """The columns of the rows, as an array of their own."""
+        columns: IntArray = ~self._columns
+        return columns
 
 
 class _RowCopy:

@@ -31,7 +31,7 @@ class LoadedModel(Protocol):
         """The token of the highest logit of each row, the first of equal ones, [num_rows], without making logits.
 
         Returns:
-            None if a logit is NaN, or if this model does not do so: ``logits`` tells.
+            None if a logit is NaN, or if this model cannot; then compute ``logits``.
         """
 
 

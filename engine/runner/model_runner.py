@@ -313,11 +313,11 @@ class ModelRunner:
         sampled, has_waited = None, False
         if inputs.last_tokens.size:
             last = hidden if inputs.is_decode else hidden.index_select(0, self._upload(inputs.last_tokens))
-            on_host = self._search if inputs.is_argmax_only and not self._batch.has_unknown else None
-            if on_host is not None and (token_ids := self._model.best_tokens(last)) is not None:
+            search = self._search if inputs.is_argmax_only and not self._batch.has_unknown else None
+            if search is not None and (token_ids := self._model.best_tokens(last)) is not None:
                 return self._finish(inputs, token_ids)
             logits = self._model.logits(last)
-            if on_host is not None and (token_ids := on_host.token_ids(logits)) is not None:
+            if search is not None and (token_ids := search.token_ids(logits)) is not None:
                 return self._finish(inputs, token_ids)
             if inputs.unknown is not None and self._sampler.reads_history(inputs.unknown.rows):
                 assert before is not None

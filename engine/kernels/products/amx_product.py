@@ -220,7 +220,8 @@ finish_rows, stream_rows = _finish_rows(streams=False), _finish_rows(streams=Tru
 @njit(**BODY_OPTIONS)
 def _multiply_panel(p, index, row, end, sums, leaders, streams):
     """Rows ``row`` to ``end`` of the input times one panel, part by part. The last tiles of rows overlap with those
-    before them, so that they are whole; only an input of fewer rows than a tile has smaller ones.
+    before them, so that they are whole; only an input of fewer rows than a tile has smaller ones. leaders: see
+    ``keep_best``; of all rows.
     """
     num_rows, x_stride, y_stride, all_steps = p[NUM_ROWS], p[INPUT_STRIDE], 2 * p[OUT_SIZE], p[NUM_WORDS] // TILE_WORDS
     panel = p[PANELS] + index * all_steps * STEP_BYTES

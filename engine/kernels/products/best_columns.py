@@ -4,6 +4,8 @@ For a decode step in which every row takes its most likely token nobody else rea
 they cross the memory twice, which takes as long as everything else besides the model. So each thread keeps, for every
 row and every place in a panel, the highest number that it met there and the panel that held it; at the end the threads
 agree on the row's best. Numbers are compared as they would be stored, by their ranks (``machine_code.rank``).
+
+A column's key is its rank, and below it the column, inverted: among equal ranks the first column has the highest key.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
@@ -23,6 +24,9 @@ from engine.kernels.machine_code import raise_to, ranks_of, ranks_type
 from engine.kernels.products.tile_product import PANEL
 
 COLUMN_BITS = 32
+MOST_PANELS = {2: 1 << 15, 4: 1 << 31}
+"""How many panels can be told apart, by the bytes of a stored number: their numbers are as wide as ranks."""
+
 LOWEST_KEY = np.iinfo(np.int64).min
 """Below the key of every column."""
 
@@ -42,9 +46,8 @@ def keep_best(
         numbers, stride, num_rows, leaders, panel, _ = arguments
         width, num_bytes = ir.IntType(kind.bitwidth), kind.bitwidth // 8
         vector = ir.VectorType(width, PANEL)
-        number = panel if kind == types.int64 else b.trunc(panel, width)
         unset = ir.Constant(vector, ir.Undefined)
-        first = b.insert_element(unset, number, ir.Constant(ir.IntType(32), 0))
+        first = b.insert_element(unset, b.trunc(panel, width), ir.Constant(ir.IntType(32), 0))
         panels = b.shuffle_vector(first, unset, ir.Constant(ir.VectorType(ir.IntType(32), PANEL), [0] * PANEL))
 
         def row(numbers_at: Any, leaders_at: Any) -> None:
@@ -67,7 +70,7 @@ def keep_best(
 
 @njit(**PART_OPTIONS)
 def forget_best(leaders, lowest):
-    """Begin: nothing was compared yet. leaders: a flat array for [num_rows, 2, PANEL]."""
+    """Set all ranks to the lowest: nothing was compared yet. leaders: a flat array for [num_rows, 2, PANEL]."""
     for index in range(len(leaders)):
         leaders[index] = lowest
 
@@ -75,8 +78,6 @@ def forget_best(leaders, lowest):
 @njit(**PART_OPTIONS)
 def publish_best(leaders, keys, num_rows):
     """Raise the keys of all rows to the best that this thread met. keys: address of [num_rows] int64.
-
-    A key is the rank, and below it the column, inverted: among equal ranks the first column has the highest key.
 
     Returns:
         The highest rank of any row.
@@ -92,25 +93,3 @@ def publish_best(leaders, keys, num_rows):
         raise_to(keys + row * 8, best)
         highest = best if best > highest else highest
     return highest >> COLUMN_BITS
-
-
-class BestColumns:
-    """The keys of a product's rows, and what they tell. ``address``: of the keys of all rows."""
-
-    def __init__(self) -> None:
-        self.address = 0
-        self._keys = np.empty(0, dtype=np.int64)
-        self._columns = self._keys.view(np.int32)
-
-    def begin(self, num_rows: int) -> None:
-        """Make room for the keys of so many rows, below those of all columns."""
-        if num_rows != len(self._keys):
-            self._keys = np.empty(num_rows, dtype=np.int64)
-            self.address = self._keys.ctypes.data
-            self._columns = self._keys.view(np.int32)[::2]  # the lower halves
-        self._keys.fill(LOWEST_KEY)
-
-    def read(self) -> npt.NDArray[np.int32]:
-        """The columns of the rows, as an array of their own."""
-        columns: npt.NDArray[np.int32] = ~self._columns
-        return columns

@@ -38,7 +38,7 @@ class Head:
         return logits
 
     def best_tokens(self, hidden: torch.Tensor) -> IntArray | None:
-        """See ``LoadedModel``; None if the head is more than a product, or its product can only be written."""
+        """See ``LoadedModel``; None also if the head is more than a product, or its product cannot be searched."""
         return self._product.best_columns(hidden) if isinstance(self._product, PackedLinear) else None
 
     def give_back(self) -> None:

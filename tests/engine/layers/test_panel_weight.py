@@ -18,7 +18,7 @@ from engine.kernels.lanes import HAS_BFLOAT16_UNIT
 from engine.kernels.products.amx_product import STEP_INPUTS, STREAMED_BYTES
 from engine.kernels.products.panel_product import BLOCK_WORDS, CHUNK_BYTES, WIDENING_ROWS
 from engine.kernels.products.tile_product import PANEL, WORD_BYTES
-from engine.layers.packed_weight import Multiply, pack
+from engine.layers.packed_weight import Multiply, best_columns, pack
 from engine.layers.panel_weight import PanelWeight, fits_panels, multiplies_pairs, rows_for_product, suits_panels
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -168,30 +168,49 @@ def test_best_column_of_rows_in_several_chunks(dtype: torch.dtype) -> None:
     multiply = PanelWeight(numbers(3 * PANEL, num_columns, seed=1, dtype=dtype), None)
     x = numbers(num_rows, num_columns, seed=2, dtype=dtype)
 
-    found = multiply.best_columns(x)
+    with threads(2):
+        found = multiply.best_columns(x)
 
     assert found is not None
     assert found.tolist() == [int((row == row.max()).nonzero()[0]) for row in multiply(x)]
 
 
-def test_no_column_is_the_best_beside_what_is_no_number(dtype: torch.dtype) -> None:
-    x = numbers(9, STEP_INPUTS, seed=2, dtype=dtype)
-    multiply = PanelWeight(numbers(3 * PANEL, STEP_INPUTS, seed=1, dtype=dtype), None)
-    before = multiply.best_columns(x)
-    broken = x.clone()
-    broken[4, 3] = math.nan
+@pytest.mark.parametrize("nan", [math.nan, -math.nan])
+def test_no_column_is_the_best_beside_what_is_no_number(dtype: torch.dtype, nan: float) -> None:
+    weight, x = numbers(9 * PANEL, STEP_INPUTS, seed=1, dtype=dtype), numbers(9, STEP_INPUTS, seed=2, dtype=dtype)
+    bias = numbers(9 * PANEL, seed=3, dtype=dtype)
+    whole = PanelWeight(weight, bias)
+    before, written = whole.best_columns(x), whole(x)
+    broken, broken_bias = x.clone(), bias.clone()
+    broken[4, 3], broken_bias[5 * PANEL + 1] = nan, nan
 
-    assert multiply.best_columns(broken) is None
-    after = multiply.best_columns(x)
+    with threads(2):
+        assert whole.best_columns(broken) is None
+        assert PanelWeight(weight, broken_bias).best_columns(x) is None
+        after = whole.best_columns(x)
     assert before is not None
     assert after is not None
     assert after.tolist() == before.tolist()
+    assert torch.equal(whole(x), written)
 
 
 def test_no_rows_give_no_rows(dtype: torch.dtype) -> None:
     multiply = PanelWeight(numbers(PANEL, STEP_INPUTS, seed=1, dtype=dtype), None)
 
     assert multiply(numbers(0, STEP_INPUTS, seed=2, dtype=dtype)).shape == (0, PANEL)
+    for num_rows in (0, 3, 0):
+        found = multiply.best_columns(numbers(num_rows, STEP_INPUTS, seed=2, dtype=dtype))
+        assert found is not None
+        assert len(found) == num_rows
+
+
+def test_more_panels_than_can_be_told_apart_are_not_searched(dtype: torch.dtype) -> None:
+    multiply = PanelWeight(numbers(2 * PANEL, STEP_INPUTS, seed=1, dtype=dtype), None)
+    assert best_columns(multiply, numbers(3, STEP_INPUTS, seed=2, dtype=dtype)) is not None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.layers.panel_weight.MOST_PANELS", {2: 1, 4: 1})
+        assert best_columns(multiply, numbers(3, STEP_INPUTS, seed=2, dtype=dtype)) is None
 
 
 @pytest.mark.parametrize("pack_weight", [pack, PanelWeight])
@@ -262,7 +281,9 @@ import torch
 from engine.layers.panel_weight import PanelWeight
 
 weight, x = torch.ones(64, 512, dtype=torch.bfloat16), torch.ones(1024, 512, dtype=torch.bfloat16)
-assert bool((PanelWeight(weight, None)(x) == 512).all())
+multiply = PanelWeight(weight, None)
+assert bool((multiply(x) == 512).all())
+assert not multiply.best_columns(x).any()
 """
 
 

@@ -11,8 +11,10 @@ import torch
 
 from engine.contract.config import CacheConfig, DTypeName, EngineConfig, ModelConfigSource, SchedulerConfig
 from engine.contract.messages import SamplingParams
+from engine.contract.step import ModelRunnerOutput
 from engine.layers.panel_weight import suits_panels
 from engine.model.registry import ANY_CODE
+from engine.model.step_context import StepContext
 from engine.runner.model_runner import ModelRunner
 from tests.support.engine.checkpoints import VOCAB_SIZE
 from tests.support.engine.step_driver import GREEDY, StepDriver
@@ -77,22 +79,29 @@ def test_greedy_rows_get_their_most_likely_tokens(
 
 
 def test_row_whose_logits_are_no_numbers_fails_alone(checkpoint: Callable[[str], Path]) -> None:
+    expected, _ = _second_step(CountingRunner(checkpoint("llama"), "float32"))
     runner = CountingRunner(checkpoint("llama"), "float32")
-    driver = StepDriver(runner)
-    for row in range(2):
-        driver.add(row, [row + 1] * NUM_PROMPT_TOKENS)
-    driver.step({0: NUM_PROMPT_TOKENS, 1: NUM_PROMPT_TOKENS})
     forward = runner._model.forward
 
-    def broken(*arguments: object) -> torch.Tensor:
-        hidden = forward(*arguments)  # type: ignore[arg-type]
-        hidden[1] = float("nan")
+    def broken(input_ids: torch.Tensor, context: StepContext) -> torch.Tensor:
+        hidden = forward(input_ids, context)
+        if len(hidden) == 2:  # not of the prompts
+            hidden[1] = float("nan")
         return hidden
 
     runner._model.forward = broken  # type: ignore[method-assign]
     runner._recorded = None
-
-    _, output = driver.run({0: 1, 1: 1})
+    tokens, output = _second_step(runner)
 
     assert output.has_nan is not None
     assert output.has_nan.tolist() == [False, True]
+    assert tokens[0] == expected[0]
+
+
+def _second_step(runner: CountingRunner) -> tuple[dict[int, int], ModelRunnerOutput]:
+    """A step that decodes two rows, after their prompts."""
+    driver = StepDriver(runner)
+    for row in range(2):
+        driver.add(row, [row + 1] * NUM_PROMPT_TOKENS)
+    driver.step({0: NUM_PROMPT_TOKENS, 1: NUM_PROMPT_TOKENS})
+    return driver.run({0: 1, 1: 1})
