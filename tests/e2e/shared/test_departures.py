@@ -14,8 +14,8 @@ from tests.support.cluster.http_completions import assert_at_rest, wait_for_rest
 
 LONG = {"max_tokens": 900, "temperature": 0, "ignore_eos": True}
 NUM_CHOICES = 128
-"""As many as a step takes, so that the answer is far from its end (5 s of work for two quiet
-cores) when a busy machine gets round to looking at it, which may take a second."""
+"""As many as a step takes, so that the answer, 5 s of work for two quiet cores, is far from its end when a busy machine
+gets round to looking at it, which may take a second."""
 BEGIN_TIMEOUT_S = 120.0
 
 
